@@ -100,7 +100,8 @@
   #hal.pipeline.binding<storage_buffer>,            // dx [M, N]
   #hal.pipeline.binding<storage_buffer>,            // dgamma [N]
   #hal.pipeline.binding<storage_buffer>,            // dbeta [N]
-  #hal.pipeline.binding<storage_buffer>             // dz [M, N]
+  #hal.pipeline.binding<storage_buffer>,            // dz [M, N]
+  #hal.pipeline.binding<storage_buffer>             // copy of dx [M, N]
 ]>
 #few_rows_x = affine_map<()[m] -> (m ceildiv 1 + 128)>
 // End of what is replaced.
@@ -145,6 +146,8 @@ hal.executable.source private @few_rows {
     func.func private @widen_of_residual(!few_residual_chunk) -> !few_chunk
     func.func private @plus_residual(!few_chunk, !few_chunk) -> !few_chunk
     func.func private @round_of_x(!few_chunk) -> !few_x_chunk
+    // with copies: func.func private @round_of_copy(!few_chunk) -> !few_copy_chunk
+    // with copies: // with strides: func.func private @row_of_copy(!copy_rows, index) -> !copy_rows
     func.func private @round_of_gamma(!cell) -> !gamma_cell
     func.func private @round_of_beta(!cell) -> !beta_cell
     // With a gate:
@@ -233,6 +236,7 @@ hal.executable.source private @few_rows {
       %dz = hal.interface.binding.subspan layout(#few_rows_layout) binding(14) alignment(64) offset(%c0) : !z_rows{%m}
       // End of the gate.
       %dx = hal.interface.binding.subspan layout(#few_rows_layout) binding(11) alignment(64) offset(%c0) : !x_rows{%m}
+      // with copies: %dx_copy = hal.interface.binding.subspan layout(#few_rows_layout) binding(15) alignment(64) offset(%c0) : !copy_rows{%m}
       %dgamma = hal.interface.binding.subspan layout(#few_rows_layout) binding(12) alignment(64) offset(%c0) : !gamma_row
       %dbeta = hal.interface.binding.subspan layout(#few_rows_layout) binding(13) alignment(64) offset(%c0) : !beta_row
 
@@ -363,6 +367,7 @@ hal.executable.source private @few_rows {
         // with strides: %x_strided = func.call @row_of_x(%x, %row) : (!x_rows, index) -> !x_rows
         // with strides: %dresidual_strided = func.call @row_of_residual(%dresidual, %row) : (!residual_rows, index) -> !residual_rows
         // with strides: %dx_strided = func.call @row_of_x(%dx, %row) : (!x_rows, index) -> !x_rows
+        // with copies: // with strides: %dx_copy_strided = func.call @row_of_copy(%dx_copy, %row) : (!copy_rows, index) -> !copy_rows
         %mean_row = memref.load %mean[%row] : !acc_column
         %rstd_row = memref.load %rstd[%row] : !acc_column
 
@@ -527,8 +532,10 @@ hal.executable.source private @few_rows {
           %inside_gated = arith.andi %inside, %wants_dx : i1
           // End of the gate.
           %dx_k = func.call @round_of_x(%dx_sum) : (!few_chunk) -> !few_x_chunk
+          // with copies: %copy_k = func.call @round_of_copy(%dx_sum) : (!few_chunk) -> !few_copy_chunk
           scf.if %inside {
             vector.store %dx_k, %dx[%row, %col] : !x_rows, !few_x_chunk
+            // with copies: vector.store %copy_k, %dx_copy[%row, %col] : !copy_rows, !few_copy_chunk
           }
         } {llvm.loop_annotation = #unrolled}
       }

@@ -50,7 +50,8 @@
 
 func.func private @algorithm(%dy: !dy_mn, %y: !x_mn, %rstd: !acc_m, %gamma: !gamma_n, %beta: !beta_n, %dresidual: !residual_mn,
     %dy2: !dy_mn, %dy3: !dy_mn, %dy4: !dy_mn)
-    -> (!x_mn, !gamma_n, !beta_n) {
+    -> (!x_mn, !gamma_n, !beta_n) {  // without copies
+    // with copies: -> (!x_mn, !gamma_n, !beta_n, !copy_mn) {
   %zero = arith.constant 0.0 : !acc
   %inv_n = arith.constant #inv_n
   %offset = arith.constant #weight_offset
@@ -146,7 +147,10 @@ func.func private @algorithm(%dy: !dy_mn, %y: !x_mn, %rstd: !acc_m, %gamma: !gam
   %dx = linalg.copy ins(%dx_acc : !acc_mn) outs(%empty_dx : !x_mn) -> !x_mn
   %dgamma = linalg.copy ins(%dgamma_acc : !acc_n) outs(%empty_dgamma : !gamma_n) -> !gamma_n
   %dbeta = linalg.copy ins(%dbeta_acc : !acc_n) outs(%empty_dbeta : !beta_n) -> !beta_n
-  return %dx, %dgamma, %dbeta : !x_mn, !gamma_n, !beta_n
+  return %dx, %dgamma, %dbeta : !x_mn, !gamma_n, !beta_n  // without copies
+  // with copies: %empty_copy = tensor.empty(%rows) : !copy_mn
+  // with copies: %dx_copy = linalg.copy ins(%dx_acc : !acc_mn) outs(%empty_copy : !copy_mn) -> !copy_mn
+  // with copies: return %dx, %dgamma, %dbeta, %dx_copy : !x_mn, !gamma_n, !beta_n, !copy_mn
 }
 
 // A sum of gradients of the output and one more, rounded as an addition rounds it. Without the barrier, IREE

@@ -5,21 +5,19 @@
 // in registers over all rows that a thread sees. Each workgroup stores them as one partial row, and
 // finalize.mlir adds up the partial rows. There are no atomics, so the bits are the same every time.
 //
-// A row is divided into chunks of V neighbouring columns; a chunk has 16 bytes where N allows it. A
-// workgroup has several groups of T threads. A group works on one row at a time, and its thread t owns
-// the chunks t, t + T, t + 2T, ... Loops over a thread's chunks are unrolled, so that the values held of
-// each chunk stay in registers. A narrow row has a part of a subgroup (@shares_subgroup). The groups of a
-// subgroup stay together: they walk on as long as the first of them has a row. One without a row takes the
-// last row once more, adds nothing to any sum, and stores nothing.
+// A row is divided into chunks of V neighbouring columns; a chunk has 16 bytes where N allows it. A workgroup has
+// several groups of T threads. A group works on one row at a time, and its thread t owns the chunks t, t + T, t + 2T, ...
+// Loops over a thread's chunks are unrolled, so that the values held of each chunk stay in registers. A narrow row has a
+// part of a subgroup (@shares_subgroup). The groups of a subgroup stay together: they walk on as long as the first of
+// them has a row. One without a row takes the last row once more, adds nothing to any sum, and stores nothing.
 //
 // This is the walk: fetch, row sums, exchange, dx and sums of columns, refill, store. What it calls is in parts/,
 // and iree_lnbwd/compiling/ir.py chooses between files with the same functions:
 //   fetch/         how rows come: into registers, or some steps ahead into shared memory, by cp.async or in bulk
 //   rows/          rows of whole chunks; or N is no multiple of V, and rows begin anywhere in an access (@shifted). A
 //                  row's chunks are then those of memory that it touches. The first begins up to V - 1 elements before
-//                  the row, and the last ends after it: what is not of the row counts as zeros and is not stored. The
-//                  rows of a group are so far apart that all have one alignment phase: they begin at the same element of
-//                  an access, so that a thread has the same columns of each.
+//                  the row, and the last ends after it: what is not of the row counts as zeros and is not stored. All
+//                  rows of a group begin at the same element of an access, so that a thread has the same columns of each.
 //   begin/, weight/, bias/, inverse/
 //                  what a thread keeps of its columns, when it reads it, and where it keeps it. From the
 //                  forward's output (#from_output), x is that output, and xhat is (x - beta) / g.
@@ -111,7 +109,8 @@
   #hal.pipeline.binding<storage_buffer>,            // dx [M, N]
   #hal.pipeline.binding<storage_buffer>,            // partial dgamma [workgroups, N]
   #hal.pipeline.binding<storage_buffer>,            // partial dbeta [workgroups, N]
-  #hal.pipeline.binding<storage_buffer>             // dz [M, N]
+  #hal.pipeline.binding<storage_buffer>,            // dz [M, N]
+  #hal.pipeline.binding<storage_buffer>             // copy of dx [M, N]
 ]>
 #rows_x = affine_map<()[m] -> (m ceildiv 1, 132)>
 #rows_y = affine_map<()[m] -> (1)>
@@ -171,7 +170,7 @@ hal.executable.source private @rows {
     func.func private @take_next_chunk(index, !dy_room, !x_room)
     func.func private @refill_row(!thread, !rows_ahead, !are_live, index, index, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers)
     func.func private @may_be_edge(index) -> i1
-    func.func private @store_edge(!x_lines, index, index, index, index, index, i1, !x_chunk)
+    func.func private @store_edge_of_x(!x_lines, index, index, index, index, index, i1, !x_chunk)
     func.func private @await_last_copies()
     func.func private @store_partial_row(!thread, index, !held, !held, !dy_bytes, !acc_rows, !acc_rows)
     // with sets: func.func private @workgroup_set(index, i32, i32) -> (index, index, index, index, i32, i32)
@@ -187,13 +186,15 @@ hal.executable.source private @rows {
     func.func private @settled_of_x(!x_chunk) -> !x_chunk
     func.func private @settled_of_sums(!chunk) -> !chunk
     func.func private @store_of_x(!x_lines, index, index, index, i1, !x_chunk)
+    // with copies: func.func private @store_copy(!copy_lines, index, index, index, i1, !x_chunk)
+    // with copies: func.func private @store_copy_edge(!copy_lines, index, index, index, index, index, i1, !x_chunk)
     // With a gate:
     func.func private @load_gate(!z_lines, i32, i32, !thread, !more_dy_held)
     func.func private @gate_gradients(index, !thread, !begin, i1, !chunk, !chunk, !dy_room, !x_room, !more_dy_held, !weight_room, !bias_room) -> (!chunk, !chunk)
     func.func private @round_of_z(!chunk) -> !z_chunk
     func.func private @settled_of_z(!z_chunk) -> !z_chunk
     func.func private @store_of_z(!z_lines, index, index, index, i1, !z_chunk)
-    func.func private @store_gate_edge(!z_lines, index, index, index, index, index, i1, !z_chunk)
+    func.func private @store_edge_of_z(!z_lines, index, index, index, index, index, i1, !z_chunk)
     // End of the gate.
 
     func.func @rows() attributes {translation_info = #rows_kernel, nvvm.minctasm = #resident} {
@@ -269,6 +270,7 @@ hal.executable.source private @rows {
       %wants_dz = arith.constant #wants_dz
       // End of the gate.
       %dx = hal.interface.binding.subspan layout(#rows_layout) binding(11) alignment(64) offset(%c0) : !x_lines{%lines}
+      // with copies: %dx_copy = hal.interface.binding.subspan layout(#rows_layout) binding(15) alignment(64) offset(%c0) : !copy_lines{%lines}
       %p = hal.interface.workgroup.count[0] : index
       %dgamma_partials = hal.interface.binding.subspan layout(#rows_layout) binding(12) alignment(64) offset(%c0) : !acc_rows{%p}
       %dbeta_partials = hal.interface.binding.subspan layout(#rows_layout) binding(13) alignment(64) offset(%c0) : !acc_rows{%p}
@@ -589,8 +591,8 @@ hal.executable.source private @rows {
             %exists = arith.andi %inside, %has_row : i1
             %whole = func.call @is_whole(%k, %at, %shift) : (index, index, index) -> i1
             %stores = arith.andi %exists, %whole : i1
-            func.call @store_of_x(%dx, %row_index, %part, %col, %stores, %dx_stored)
-                : (!x_lines, index, index, index, i1, !x_chunk) -> ()
+            func.call @store_of_x(%dx, %row_index, %part, %col, %stores, %dx_stored) : (!x_lines, index, index, index, i1, !x_chunk) -> ()
+            // with copies: func.call @store_copy(%dx_copy, %row_index, %part, %col, %stores, %dx_stored) : (!copy_lines, index, index, index, i1, !x_chunk) -> ()
             memref.store %dx_stored, %dx_kept[%k] : !x_held
           }
           func.call @refill_chunk(%k, %thread, %row_ahead_index, %row_ahead_live, %fill, %dy, %x, %dy_rows, %x_rows)
@@ -630,7 +632,7 @@ hal.executable.source private @rows {
               %col, %inside = func.call @column(%k, %thread) : (index, !thread) -> (index, i1)
               %exists = arith.andi %inside, %has_row : i1
               %dz_k = memref.load %dz_kept[%k] : !z_held
-              func.call @store_gate_edge(%dz, %row_index, %k, %part, %col, %shift, %exists, %dz_k)
+              func.call @store_edge_of_z(%dz, %row_index, %k, %part, %col, %shift, %exists, %dz_k)
                   : (!z_lines, index, index, index, index, index, i1, !z_chunk) -> ()
             }
           } {llvm.loop_annotation = #unrolled}
@@ -644,8 +646,10 @@ hal.executable.source private @rows {
               %col, %inside = func.call @column(%k, %thread) : (index, !thread) -> (index, i1)
               %exists = arith.andi %inside, %has_row : i1
               %dx_k = memref.load %dx_kept[%k] : !x_held
-              func.call @store_edge(%dx, %row_index, %k, %part, %col, %shift, %exists, %dx_k)
+              func.call @store_edge_of_x(%dx, %row_index, %k, %part, %col, %shift, %exists, %dx_k)
                   : (!x_lines, index, index, index, index, index, i1, !x_chunk) -> ()
+              // with copies: func.call @store_copy_edge(%dx_copy, %row_index, %k, %part, %col, %shift, %exists, %dx_k)
+              // with copies:     : (!copy_lines, index, index, index, index, index, i1, !x_chunk) -> ()
             }
           } {llvm.loop_annotation = #unrolled}
         }

@@ -107,7 +107,8 @@
   #hal.pipeline.binding<storage_buffer>,            // dx [M, N]
   #hal.pipeline.binding<storage_buffer>,            // partial dgamma [P, N]
   #hal.pipeline.binding<storage_buffer>,            // partial dbeta [P, N]
-  #hal.pipeline.binding<storage_buffer>             // dz [M, N]
+  #hal.pipeline.binding<storage_buffer>,            // dz [M, N]
+  #hal.pipeline.binding<storage_buffer>             // copy of dx [M, N]
 ]>
 #rows_x = affine_map<()[p] -> (p)>
 #finalize_layout = #hal.pipeline.layout<constants = 1, bindings = [
@@ -152,6 +153,8 @@ hal.executable.source private @rows {
     func.func private @xhat_from_output(!chunk, !chunk, !chunk) -> !chunk
     func.func private @dx_from_means(!chunk, !chunk, !acc, !acc, !acc) -> !chunk
     func.func private @round_of_x(!chunk) -> !x_chunk
+    // with copies: func.func private @round_of_copy(!chunk) -> !copy_chunk
+    // with copies: // with strides: func.func private @row_of_copy(!copy_rows, index) -> !copy_rows
     // With a gate:
     // with strides: func.func private @row_of_z(!z_rows, index) -> !z_rows
     func.func private @widen_of_z(!z_chunk) -> !chunk
@@ -353,6 +356,7 @@ hal.executable.source private @rows {
       %wants_dz = arith.constant #wants_dz
       // End of the gate.
       %dx = hal.interface.binding.subspan layout(#rows_layout) binding(11) offset(%c0) : !x_rows{%m}
+      // with copies: %dx_copy = hal.interface.binding.subspan layout(#rows_layout) binding(15) offset(%c0) : !copy_rows{%m}
       %p = hal.interface.workgroup.count[0] : index
       %dgamma_partials = hal.interface.binding.subspan layout(#rows_layout) binding(12) offset(%c0) : !acc_rows{%p}
       %dbeta_partials = hal.interface.binding.subspan layout(#rows_layout) binding(13) offset(%c0) : !acc_rows{%p}
@@ -489,6 +493,7 @@ hal.executable.source private @rows {
             // with strides: %x_strided = func.call @row_of_x(%x, %row) : (!x_rows, index) -> !x_rows
             // with strides: %dresidual_strided = func.call @row_of_residual(%dresidual, %row) : (!residual_rows, index) -> !residual_rows
             // with strides: %dx_strided = func.call @row_of_x(%dx, %row) : (!x_rows, index) -> !x_rows
+            // with copies: // with strides: %dx_copy_strided = func.call @row_of_copy(%dx_copy, %row) : (!copy_rows, index) -> !copy_rows
             %mean_row = memref.load %mean[%row] : !acc_column
             %rstd_row = memref.load %rstd[%row] : !acc_column
             %x_ = vector.load %x[%row, %col] : !x_rows, !x_chunk
@@ -531,6 +536,8 @@ hal.executable.source private @rows {
               // End of the gate.
               %dx_ = func.call @round_of_x(%dx_sum) : (!chunk) -> !x_chunk
               vector.store %dx_, %dx[%row, %col] : !x_rows, !x_chunk
+              // with copies: %copy = func.call @round_of_copy(%dx_sum) : (!chunk) -> !copy_chunk
+              // with copies: vector.store %copy, %dx_copy[%row, %col] : !copy_rows, !copy_chunk
             }
             // With a gate:
             %is_after = arith.cmpi ult, %gates_first, %wants_dz : i1

@@ -108,7 +108,8 @@
   #hal.pipeline.binding<storage_buffer>,            // dx [M, N]
   #hal.pipeline.binding<storage_buffer>,            // partial dgamma [P, N]
   #hal.pipeline.binding<storage_buffer>,            // partial dbeta [P, N]
-  #hal.pipeline.binding<storage_buffer>             // dz [M, N]
+  #hal.pipeline.binding<storage_buffer>,            // dz [M, N]
+  #hal.pipeline.binding<storage_buffer>             // copy of dx [M, N]
 ]>
 #columns_x = affine_map<()[m] -> (16)>
 #columns_y = affine_map<()[m] -> (m ceildiv 1, 66)>
@@ -395,6 +396,8 @@ hal.executable.source private @columns {
     func.func private @widen_of_residual(!residual_chunk) -> !chunk
     func.func private @plus_residual(!chunk, !chunk) -> !chunk
     func.func private @round_of_x(!chunk) -> !x_chunk
+    // with copies: func.func private @round_of_copy(!chunk) -> !copy_chunk
+    // with copies: // with strides: func.func private @row_of_copy(!copy_rows, index) -> !copy_rows
     // With a gate:
     // with strides: func.func private @row_of_z(!z_rows, index) -> !z_rows
     func.func private @widen_of_z(!z_chunk) -> !chunk
@@ -477,6 +480,7 @@ hal.executable.source private @columns {
       %wants_dz = arith.constant #wants_dz
       // End of the gate.
       %dx = hal.interface.binding.subspan layout(#columns_layout) binding(13) alignment(64) offset(%c0) : !x_rows{%m}
+      // with copies: %dx_copy = hal.interface.binding.subspan layout(#columns_layout) binding(17) alignment(64) offset(%c0) : !copy_rows{%m}
       %walkers = hal.interface.workgroup.count[1] : index  // without sets
       // with sets: %walkers = hal.interface.workgroup.count[0] : index
       %dgamma_partials = hal.interface.binding.subspan layout(#columns_layout) binding(14) alignment(64) offset(%c0) : !acc_rows{%walkers}
@@ -542,6 +546,7 @@ hal.executable.source private @columns {
             // with strides: %x_strided = func.call @row_of_x(%x, %row_in) : (!x_rows, index) -> !x_rows
             // with strides: %dresidual_strided = func.call @row_of_residual(%dresidual, %row_in) : (!residual_rows, index) -> !residual_rows
             // with strides: %dx_strided = func.call @row_of_x(%dx, %row_in) : (!x_rows, index) -> !x_rows
+            // with copies: // with strides: %dx_copy_strided = func.call @row_of_copy(%dx_copy, %row_in) : (!copy_rows, index) -> !copy_rows
             %dy_k = vector.load %dy[%row_in, %col_in] : !dy_rows, !dy_chunk
             %x_k = vector.load %x[%row_in, %col_in] : !x_rows, !x_chunk
             %mean_row = memref.load %mean[%row_in] : !acc_column
@@ -590,9 +595,11 @@ hal.executable.source private @columns {
             %dx_k = func.call @round_of_x(%dx_sum) : (!chunk) -> !x_chunk
             %exists = arith.andi %inside, %live : i1
             %stores = arith.andi %exists, %wants_dx : i1
+            // with copies: %copy_k = func.call @round_of_copy(%dx_sum) : (!chunk) -> !copy_chunk
             scf.if %stores {
               vector.store %dx_k, %dx[%row, %col] : !x_rows, !x_chunk  // without sets
               // with sets: vector.store %dx_k, %dx[%row_in, %col] : !x_rows, !x_chunk
+              // with copies: vector.store %copy_k, %dx_copy[%row_in, %col] : !copy_rows, !copy_chunk
             }
             %dgamma_more = math.fma %dya, %xhat, %dgamma_before : !chunk
             %dbeta_more = arith.addf %dbeta_before, %dya : !chunk

@@ -18,7 +18,13 @@ from iree_lnbwd.functional import (
     rms_norm_backward,
 )
 from iree_lnbwd.hardware.targets import Target, targets
-from iree_lnbwd.ops.arguments import GatedNormGrads, LayerNormGrads, NormOutput, RMSNormGrads
+from iree_lnbwd.ops.arguments import (
+    GatedNormGrads,
+    LayerNormGrads,
+    NormGradsWithCopy,
+    NormOutput,
+    RMSNormGrads,
+)
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.runtime import LayerNorm, LayerNormBackward, Norm, RMSNorm, RMSNormBackward, load
 from iree_lnbwd.stores.shipping import compile
@@ -39,6 +45,7 @@ __all__ = [
     "LayerNormGrads",
     "Manifest",
     "Norm",
+    "NormGradsWithCopy",
     "NormOutput",
     "NormSpec",
     "RMSNorm",

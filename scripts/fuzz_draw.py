@@ -22,6 +22,7 @@ from iree_lnbwd.ops.arguments import Array, BoundCall, Results, bind, rms_eps
 from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import (
     FROM_OUTPUT,
+    GRAD_INPUT,
     INPUT,
     MORE_GRAD_OUTPUTS,
     MOST_GRAD_OUTPUTS,
@@ -176,7 +177,9 @@ def draw_spec(case: Case, *ops: Op, may_have_all: bool = False) -> NormSpec:
         weight_sets=may_have_all and has_weight and bool(rng.random() < _OF_SETS),
     )
     if not may_have_all or from_output or rng.random() >= _OF_GATES:
-        return spec
+        may_have_copy = op.is_backward and dtype == "f32" and spec.has(GRAD_INPUT)
+        copied = pick(None, "bf16", "f16") if may_have_copy else None
+        return replace(spec, grad_input_copy_dtype=copied)
     return replace(
         spec,
         gate=pick("after", "before"),
@@ -278,6 +281,7 @@ def bound(spec: NormSpec, given: Mapping[str, Any], rows_per_set: int = 1) -> Bo
         eps=spec.eps or 0.0,
         weight_offset=spec.weight_offset,
         output_dtype=spec.output_dtype,
+        grad_input_copy_dtype=spec.grad_input_copy_dtype,
         gate_first=spec.gate == "before",
         rows_per_set=rows_per_set if spec.weight_sets else None,
     )

@@ -76,6 +76,7 @@ def _in_turn(
     }
     if spec.family.is_backward:
         options["output_mask"] = spec.output_mask
+        options["grad_input_copy_dtype"] = spec.grad_input_copy_dtype
     else:
         options["output_dtype"] = spec.output_dtype
     others = _others(case, spec, given, options)
@@ -111,7 +112,13 @@ def _others(
     without: Arguments = {}
     if op.is_backward:
         without["output_mask"] = (True,) * len(spec.masked)
-        found["output_mask"] = {"output_mask": _other_mask(case, spec)}
+        other_mask = {"output_mask": _other_mask(case, spec)}
+        if (copied := spec.grad_input_copy_dtype) is not None:  # which asks for grad_input
+            other_mask["output_mask"] = (True, *other_mask["output_mask"][1:])
+            found["grad_input_copy_dtype"] = {
+                "grad_input_copy_dtype": case.pick(None, "f16" if copied == "bf16" else "bf16")
+            }
+        found["output_mask"] = other_mask
     if given["weight"] is not None:
         offset = case.pick(*(o for o in OFFSETS if o != options["weight_offset"]))
         found["weight_offset"] = {"weight_offset": offset}

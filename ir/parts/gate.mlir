@@ -118,28 +118,3 @@ func.func private @gate_gradients(%k: index, %thread: !thread, %where: !begin, %
   %dx = func.call @gated_dx(%dv, %silu) : (!chunk, !chunk) -> !chunk
   return %dx, %dz : !chunk, !chunk
 }
-
-// The elements of chunk k of dz that are of the row to memory, one by one, if not all are: as @store_edge of dx.
-func.func private @store_gate_edge(%dz: !z_lines, %row: index, %k: index, %part: index, %col: index, %shift: index, %exists: i1, %chunk: !z_chunk) {
-  %c0 = arith.constant 0 : index
-  %c1 = arith.constant 1 : index
-  %v = arith.constant #vector
-  %yes = arith.constant true
-  %column = arith.addi %part, %col : index
-  %whole = func.call @is_whole(%k, %column, %shift) : (index, index, index) -> i1
-  %broken = arith.xori %whole, %yes : i1
-  %stores = arith.andi %broken, %exists : i1
-  scf.if %stores {
-    %line, %at = func.call @cell_address(%row, %part, %col) : (index, index, index) -> (index, index)
-    %from, %below = func.call @span(%k, %column, %shift) : (index, index, index) -> (index, index)
-    scf.for %e = %c0 to %v step %c1 {
-      %in_row = func.call @is_within(%e, %from, %below) : (index, index, index) -> i1
-      scf.if %in_row {
-        %one = vector.extract %chunk[%e] : !z from !z_chunk
-        %e_at = arith.addi %at, %e : index
-        memref.store %one, %dz[%line, %e_at] : !z_lines
-      }
-    } {llvm.loop_annotation = #unrolled}
-  }
-  return
-}

@@ -47,6 +47,7 @@ class Norms(ABC):
         device: str | None,
         rows_per_set: object,
         output_dtype: object = None,
+        grad_input_copy_dtype: object = None,
     ) -> Results:
         """As `_compute`, from arguments by name, of which an op has not all."""
         family = variant_of(op, given, gate_first)
@@ -55,6 +56,7 @@ class Norms(ABC):
             has_bias=given.get(BIAS.name) is not None,
             output_dtype=output_dtype,
             rows_per_set=rows_per_set,
+            grad_input_copy_dtype=grad_input_copy_dtype,
         )
         return self._compute([given.get(n) for n in names(family.arguments)], options, device)
 
@@ -198,6 +200,7 @@ class Norms(ABC):
         rows_per_set: int = 1,
         gate: Any = None,
         gate_first: bool = False,
+        grad_input_copy_dtype: Any = None,
         device: str | None = None,
     ) -> LayerNormGrads:
         """Gradients of layer normalization with respect to its input, weight and bias.
@@ -247,12 +250,15 @@ class Norms(ABC):
                 ``grad_residual`` nor several gradients go with it. The values of ``bias`` count
                 for ``grad_gate`` unless the gate comes first.
             gate_first: As in the forward.
+            grad_input_copy_dtype: "f16" or "bf16", or such a type of NumPy or PyTorch: the gradient
+                of an input of f32 is stored once more, rounded to it, for readers of that type.
+                ``output_mask`` has to ask for ``grad_input``. None means no copy, as with a gate.
             device: IREE device URI: "local-task" (the CPU), "cuda", "hip", "cuda://1". None takes
                 the device that ``input`` is on.
 
         Returns:
             The gradients, in new arrays of ``input``'s library; None where not asked for. With a
-            gate, `iree_lnbwd.GatedNormGrads`.
+            gate, `iree_lnbwd.GatedNormGrads`; with a copy, `iree_lnbwd.NormGradsWithCopy`.
 
         Raises:
             TypeError, ValueError: Before anything is compiled or run, naming the argument, what
@@ -274,6 +280,7 @@ class Norms(ABC):
         results = self._call(
             *(LAYER_NORM_BACKWARD, given, normalized_shape, output_mask, eps),
             *(weight_offset, gate_first, device, rows_per_set),
+            grad_input_copy_dtype=grad_input_copy_dtype,
         )
         return results  # type: ignore[return-value]
 
@@ -294,6 +301,7 @@ class Norms(ABC):
         rows_per_set: int = 1,
         gate: Any = None,
         gate_first: bool = False,
+        grad_input_copy_dtype: Any = None,
         device: str | None = None,
     ) -> RMSNormGrads:
         """Gradients of RMS normalization with respect to its input and weight, and to a bias.
@@ -317,11 +325,12 @@ class Norms(ABC):
             rows_per_set: As `layer_norm`.
             gate: As `layer_norm_backward`.
             gate_first: As `layer_norm_backward`.
+            grad_input_copy_dtype: As `layer_norm_backward`.
             device: As `layer_norm_backward`.
 
         Returns:
             The gradients, in new arrays of ``input``'s library; None where not asked for. With a
-            gate, `iree_lnbwd.GatedNormGrads`.
+            gate, `iree_lnbwd.GatedNormGrads`; with a copy, `iree_lnbwd.NormGradsWithCopy`.
 
         Raises:
             TypeError, ValueError, DeviceError, CompileError: As `layer_norm_backward`.
@@ -339,5 +348,6 @@ class Norms(ABC):
         results = self._call(
             *(RMS_NORM_BACKWARD, given, normalized_shape, output_mask, eps),
             *(weight_offset, gate_first, device, rows_per_set),
+            grad_input_copy_dtype=grad_input_copy_dtype,
         )
         return results  # type: ignore[return-value]

@@ -80,6 +80,11 @@ def _add_other_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output-dtype", **types, help="of a forward's output (default: --dtype)")
     parser.add_argument("--grad-output-dtype", **types, help="default: --dtype")
     parser.add_argument(
+        "--grad-input-copy-dtype",
+        **types,
+        help="of a second grad_input, beside one of f32: f16 or bf16 (default: no such)",
+    )
+    parser.add_argument(
         "--grad-outputs",
         type=int,
         default=1,
@@ -200,6 +205,7 @@ def spec_of(options: argparse.Namespace) -> NormSpec:
         output_dtype=options.output_dtype,
         grad_output_dtype=options.grad_output_dtype,
         grad_outputs=options.grad_outputs,
+        grad_input_copy_dtype=options.grad_input_copy_dtype,
         weight_dtype=options.weight_dtype,
         bias_dtype=options.bias_dtype,
         has_weight=not options.no_weight,

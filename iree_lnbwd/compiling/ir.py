@@ -112,7 +112,7 @@ _OF_MANY_ROWS = re.compile("|".join(_OF_FEW_ROWS))
 # The names of an output's types: the input's, if it has no type of its own.
 _OF_OUTPUT = re.compile(r"(!forward_|!|#|@round_of_|the type of )y(?![a-z0-9])")
 # A type with a number of rows that is known where M is fixed.
-_OF_ROWS = re.compile(r"(!(?:(?:dy|dy_sum|x|y|residual|z)_mn|acc_m))\{%\w+\}")
+_OF_ROWS = re.compile(r"(!(?:(?:dy|dy_sum|x|y|residual|z|copy)_mn|acc_m))\{%\w+\}")
 _SUBGROUP_SUM = re.compile(
     r"^( *)(%\w+) = gpu\.subgroup_reduce add (%\w+) cluster\(size = (\d+)\) : .*\n", re.MULTILINE
 )
@@ -138,6 +138,7 @@ def sources(spec: NormSpec, target: Target, schedule: Schedule) -> tuple[str, ..
     parts: list[str] = []
     if isinstance(schedule, OnePass):
         parts += (*PARTS, "gradients" if spec.gate is None else "gate")
+        parts += ["copy"] if spec.grad_input_copy_dtype is not None else []
         parts += schedule.parts(spec, target)
     if FORWARD in names and not isinstance(schedule, RowBlocks):
         how = _forward(spec, target, schedule)
@@ -254,6 +255,7 @@ def module(
 def _passages(text: str, spec: NormSpec) -> str:
     """A file without what is for specs of other kinds."""
     text = passages.with_sets(text, has_sets=spec.weight_sets)
+    text = passages.with_copies(text, has_copies=spec.grad_input_copy_dtype is not None)
     return passages.with_strides(text, has_strides=spec.strided_rows)
 
 
@@ -388,6 +390,7 @@ def _spec_aliases(spec: NormSpec) -> dict[str, str]:
         ),
         **(_sets_aliases(spec) if spec.weight_sets else {}),
         **({} if spec.gate is None else _gate_aliases(spec, rows)),
+        **({} if (copy := spec.grad_input_copy_dtype) is None else _copy_aliases(copy, rows, cols)),
     }
 
 
@@ -429,6 +432,10 @@ def _gate_aliases(spec: NormSpec, rows: str) -> dict[str, str]:
         "#gates_first": flag(spec.gate_first),
         "#wants_dz": flag(spec.has(GRAD_GATE)),
     }
+
+
+def _copy_aliases(dtype: str, rows: str, columns: int) -> dict[str, str]:
+    return {"!copy": dtype, "!copy_mn": f"tensor<{rows}x{columns}x!copy>"}
 
 
 def _gpu_aliases(

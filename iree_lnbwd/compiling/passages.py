@@ -6,8 +6,8 @@ the place of ``%x`` below it, to the end of the block.
 
 A line that begins with ``// with sets:`` loses these words where a weight has sets, and one that
 ends in ``// without sets`` is left out; elsewhere it is the other way round. So it is with
-``strides``, where what a line defines as ``%x_strided`` takes the place of ``%x`` below it, to the
-end of the block.
+``copies`` (of dx), and with ``strides``, where what a line defines as ``%x_strided`` takes the
+place of ``%x`` below it, to the end of the block.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ _PASSAGE = re.compile(
     r"^( *)// With a gate:\n(.*?)^ *// End of the gate\.\n", re.MULTILINE | re.DOTALL
 )
 _WITH, _WITHOUT = (
-    {what: re.compile(form.format(what), re.MULTILINE) for what in ("sets", "strides")}
+    {what: re.compile(form.format(what), re.MULTILINE) for what in ("sets", "copies", "strides")}
     for form in (r"^( *)// with {}: (.*\n)", r"^(.*?) *// without {}\n")
 )
 
 
 def with_sets(text: str, *, has_sets: bool) -> str:
     """A file without the lines that are for specs of the other kind."""
-    if not has_sets:
-        return _without("sets", text)
-    return _WITHOUT["sets"].sub("", _WITH["sets"].sub(r"\1\2", text))
+    return _with("sets", text) if has_sets else _without("sets", text)
+
+
+def with_copies(text: str, *, has_copies: bool) -> str:
+    """Likewise."""
+    return _with("copies", text) if has_copies else _without("copies", text)
 
 
 def with_strides(text: str, *, has_strides: bool) -> str:
@@ -41,6 +44,10 @@ def with_strides(text: str, *, has_strides: bool) -> str:
         replaced = set(_defined(own, line[1], "strided"))
         text = before + own + _renamed(below, line[1], replaced, "strided")
     return text
+
+
+def _with(what: str, text: str) -> str:
+    return _WITHOUT[what].sub("", _WITH[what].sub(r"\1\2", text))
 
 
 def _without(what: str, text: str) -> str:

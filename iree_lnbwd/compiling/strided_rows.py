@@ -14,7 +14,7 @@ from iree_lnbwd.ops import layouts
 from iree_lnbwd.ops.operands import Element, Kind, Operand
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.ops.strides import MOST_STRIDE, RowStrides
-from iree_lnbwd.schedules.ir_types import gates, storage
+from iree_lnbwd.schedules.ir_types import copies, gates, storage
 from iree_lnbwd.vmfb.counts import DIVISOR_NUMBERS, StridesNumber, strides_of
 from iree_lnbwd.vmfb.launches import KERNELS, PlannedLaunch
 
@@ -31,7 +31,7 @@ _NUMBER = re.compile(r"layout\(#its_layout\) ordinal\((\d+)\)")
 def aliases(spec: NormSpec) -> dict[str, str]:
     """The types of rows, of the memory that they are in, and of tensors with that memory."""
     found: dict[str, str] = {}
-    own = (*([Element.Y] if spec.output_dtype else []), *gates(spec))
+    own = (*([Element.Y] if spec.output_dtype else []), *gates(spec), *copies(spec))
     for element in (each.value for each in (Element.DY, Element.X, Element.RESIDUAL, *own)):
         rows = storage(f"?x{spec.columns}x!{element}, strided<[?, 1], offset: ?>")
         found |= {

@@ -32,7 +32,7 @@ constexpr size_t kMostMasked = 4;      // gradients that a mask chooses among
 struct Operand {
   std::string name;
   enum class Extent { cells, rows, columns } extent;
-  enum class Element { dy, x, acc, gamma, beta, residual, gate } element;
+  enum class Element { dy, x, acc, gamma, beta, residual, gate, copy } element;
   bool is_read;         // by kernels; of the others only the element type counts
   bool is_masked;       // a mask chooses it
   bool needs_bias;      // it is there where a bias is
@@ -83,7 +83,7 @@ struct Kind {
   std::array<bool, kMostMasked> mask;        // the gradients to compute
   std::optional<double> eps;                 // as the caller gave it, where it counts
   double weight_offset;
-  std::optional<at::ScalarType> output_type;  // of a forward, where it is said
+  std::optional<at::ScalarType> result_type;  // of the result that has one of its own
   // The sets of a weight, and neighbouring rows that take one of them; 0 where there are no sets.
   int64_t sets;
   int64_t rows_per_set;
@@ -93,7 +93,7 @@ struct Kind {
     return op == other.op && device == other.device && rows == other.rows &&
            columns == other.columns && types == other.types && mask == other.mask &&
            eps == other.eps && weight_offset == other.weight_offset &&
-           output_type == other.output_type && sets == other.sets &&
+           result_type == other.result_type && sets == other.sets &&
            rows_per_set == other.rows_per_set && layout == other.layout;
   }
 };
@@ -108,7 +108,7 @@ struct HashOfKind {
     const std::string_view layout(reinterpret_cast<const char*>(strides.data()),
                                   kind.layout.inner_count ? sizeof(strides) : 0);
     return c10::get_hash(kind.op, kind.device, kind.rows, kind.columns, of_bytes(types),
-                         of_bytes(mask), kind.eps, kind.weight_offset, kind.output_type, kind.sets,
+                         of_bytes(mask), kind.eps, kind.weight_offset, kind.result_type, kind.sets,
                          kind.rows_per_set, kind.layout.inner_count, of_bytes(layout));
   }
 };

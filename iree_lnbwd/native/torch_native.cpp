@@ -55,7 +55,8 @@ Operand operand_of(const std::string& row) {
                                     {"gamma", Element::gamma},
                                     {"beta", Element::beta},
                                     {"residual", Element::residual},
-                                    {"z", Element::gate}}),
+                                    {"z", Element::gate},
+                                    {"copy", Element::copy}}),
           access == "READ",
           when == "ASKED_FOR" || when == "ASKED_FOR_WITH_BIAS",
           when == "ASKED_FOR_WITH_BIAS",
@@ -98,7 +99,7 @@ const Op& op_of(int64_t number) {
 void remember(int64_t op, const c10::List<std::optional<Tensor>>& tensors,
               at::IntArrayRef normalized_shape, const c10::List<bool>& mask,
               std::optional<double> eps, double weight_offset,
-              std::optional<at::ScalarType> output_dtype, std::optional<int64_t> rows_per_set,
+              std::optional<at::ScalarType> result_dtype, std::optional<int64_t> rows_per_set,
               at::IntArrayRef driver, int64_t ones, int64_t scratch_bytes, at::IntArrayRef scratch,
               at::IntArrayRef launches, at::IntArrayRef graph, at::IntArrayRef strides) {
   const Op& described = op_of(op);
@@ -110,7 +111,7 @@ void remember(int64_t op, const c10::List<std::optional<Tensor>>& tensors,
   TORCH_CHECK(given[described.data] != nullptr, "tensors: expected ",
               described.arguments[described.data].name, " among them, got none");
   const Options options = {normalized_shape, mask_of(described, mask), eps, weight_offset,
-                           output_dtype,     rows_per_set};
+                           result_dtype,     rows_per_set};
   const auto numbers = [](at::IntArrayRef given) {
     return iree_lnbwd::Numbers{given.data(), given.size()};
   };
@@ -189,7 +190,7 @@ TORCH_LIBRARY_FRAGMENT(iree_lnbwd, library) {
       register_norm);
   library.def(
       "remember(int op, Tensor?[] tensors, int[] normalized_shape, bool[] mask, float? eps, "
-      "float weight_offset, ScalarType? output_dtype, int? rows_per_set, int[] driver, int ones, "
+      "float weight_offset, ScalarType? result_dtype, int? rows_per_set, int[] driver, int ones, "
       "int scratch_bytes, int[] scratch, int[] launches, int[] graph, int[] strides=[]) -> ()",
       remember);
   library.def("forget() -> ()", forget);

@@ -38,8 +38,10 @@ struct Options {
   Mask mask;                  // of backwards
   std::optional<double> eps;  // None as in rms_norm
   double weight_offset;
-  std::optional<at::ScalarType> output_type = std::nullopt;  // of forwards; None means the input's
-  std::optional<int64_t> rows_per_set = std::nullopt;        // None where no weight has sets
+  // Of the result that has a type of its own: a forward's output, where None means the input's, or
+  // a backward's copy of grad_input.
+  std::optional<at::ScalarType> result_type = std::nullopt;
+  std::optional<int64_t> rows_per_set = std::nullopt;  // None where no weight has sets
 };
 
 // A caller's mask, as the op's results that it chooses among; the bool of a bias may be missing.
@@ -209,7 +211,7 @@ inline std::optional<Kind> kind_of(const Op& op, const Given& given, const Optio
                {},
                eps_counts ? options.eps : std::nullopt,
                options.weight_offset,
-               options.output_type,
+               options.result_type,
                options.rows_per_set ? parameters.front() : 0,
                options.rows_per_set.value_or(0),
                {}};
@@ -291,6 +293,8 @@ inline std::optional<Results> known(const Op& op, const Given& given, const Opti
         return type_or(op.residual, of_data);
       case Operand::Element::gate:
         return type_or(op.gate, of_data);
+      case Operand::Element::copy:
+        return options.result_type.value();
       default:
         return of_data;
     }
@@ -298,7 +302,7 @@ inline std::optional<Results> known(const Op& op, const Given& given, const Opti
   const auto new_result = [&](const Operand& result) {
     const bool is_output = !op.is_backward && &result == &op.results.front();
     const auto type =
-        is_output ? options.output_type.value_or(data.scalar_type()) : type_of(result.element);
+        is_output ? options.result_type.value_or(data.scalar_type()) : type_of(result.element);
     switch (result.extent) {
       case Operand::Extent::cells:
         return empty(data.sizes(), type, kind->device);

@@ -214,10 +214,13 @@ class Forward final : public c10::OperatorKernel {
 class Gradients final : public c10::OperatorKernel {
  public:
   Gradients(const std::string& name, const Op& op, bool takes_sets)
-      : op_(op), checked_(name + "_checked"), takes_sets_(takes_sets) {}
+      : op_(op),
+        checked_(name + "_checked"),
+        takes_sets_(takes_sets),
+        stores_copy_(op.results.back().element == Operand::Element::copy) {}
 
   void operator()(const OperatorHandle&, DispatchKeySet, Stack* stack) {
-    const size_t tensors = op_.arguments.size(), taken = tensors + 4 + takes_sets_;
+    const size_t tensors = op_.arguments.size(), taken = tensors + 4 + takes_sets_ + stores_copy_;
     const IValue* values = stack->data() + stack->size() - taken;
     Given given = {};
     for (size_t i = 0; i < tensors; ++i) given[i] = pointer_to(values[i]);
@@ -228,7 +231,8 @@ class Gradients final : public c10::OperatorKernel {
                           mask_of(op_, options[1].toBoolList()),
                           double_of(options[2]),
                           options[3].toDouble(),
-                          std::nullopt,
+                          stores_copy_ ? options[4 + takes_sets_].toOptional<at::ScalarType>()
+                                       : std::nullopt,
                           takes_sets_ ? integer_of(options[4]) : std::nullopt});
     if (!results) return checked_.call(stack);
     torch::jit::drop(*stack, taken);
@@ -239,6 +243,7 @@ class Gradients final : public c10::OperatorKernel {
   const Op& op_;
   Named checked_;
   const bool takes_sets_;
+  const bool stores_copy_;
 };
 
 inline IValue value_of(const Tensor& tensor) { return tensor.defined() ? IValue(tensor) : IValue(); }

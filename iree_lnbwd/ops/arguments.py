@@ -19,6 +19,7 @@ from iree_lnbwd.ops.operands import (
     GATE,
     GATED,
     GIVEN_OUTPUT,
+    GRAD_INPUT_COPY,
     GRAD_OUTPUT,
     GRAD_RESIDUAL,
     LAYER_NORM,
@@ -30,6 +31,7 @@ from iree_lnbwd.ops.operands import (
     RMS_NORM,
     RMS_NORM_BACKWARD,
     VARIANTS,
+    WITH_COPY,
     Access,
     Gate,
     Kind,
@@ -136,6 +138,22 @@ class GatedNormGrads(NamedTuple):
     grad_gate: Any
 
 
+class NormGradsWithCopy(NamedTuple):
+    """The gradients of a norm, that of the input twice; None where one was not asked for.
+
+    Attributes:
+        grad_input: The shape and element type of ``input``.
+        grad_weight: The shape and element type of ``weight``; None without a weight.
+        grad_bias: As that of the norm without a copy.
+        grad_input_copy: ``grad_input``, rounded to ``grad_input_copy_dtype``.
+    """
+
+    grad_input: Any
+    grad_weight: Any
+    grad_bias: Any
+    grad_input_copy: Any
+
+
 class NormOutput(NamedTuple):
     """What a forward computes.
 
@@ -154,7 +172,7 @@ class NormOutput(NamedTuple):
     residual_output: Any
 
 
-Results = LayerNormGrads | RMSNormGrads | GatedNormGrads | NormOutput
+Results = LayerNormGrads | RMSNormGrads | GatedNormGrads | NormGradsWithCopy | NormOutput
 
 _MORE = names(MORE_GRAD_OUTPUTS)
 
@@ -168,6 +186,8 @@ _RESULTS: Mapping[str, type[Results]] = {
 
 def results_type(op: Op) -> type[Results]:
     """The tuple that calls of an op return."""
+    if GRAD_INPUT_COPY in op.results:
+        return NormGradsWithCopy
     return GatedNormGrads if op.gate is not None and op.is_backward else _RESULTS[op.name]
 
 
@@ -217,6 +237,8 @@ class Options(NamedTuple):
         output_dtype: MLIR's name of the output's element type; None means ``input``'s.
         rows_per_set: Neighbouring rows that take one set of a weight's; at least 1. None where
             no weight may have sets.
+        grad_input_copy_dtype: MLIR's name of the element type of ``grad_input_copy``; None of an
+            op that has none.
     """
 
     op: Op
@@ -226,6 +248,7 @@ class Options(NamedTuple):
     eps: float | None
     output_dtype: str | None = None
     rows_per_set: int | None = None
+    grad_input_copy_dtype: str | None = None
 
 
 def check_options(
@@ -238,6 +261,7 @@ def check_options(
     has_bias: bool = False,
     output_dtype: object = None,
     rows_per_set: object = None,
+    grad_input_copy_dtype: object = None,
 ) -> Options:
     """The options of a call in one spelling.
 
@@ -250,10 +274,18 @@ def check_options(
         has_bias: Whether the caller gives a bias.
         output_dtype: As a caller gives it, of a forward.
         rows_per_set: As a caller gives it; None where no weight may have sets.
+        grad_input_copy_dtype: As a caller gives it, of a backward; the op gets this result.
 
     Raises:
         TypeError, ValueError: Naming the argument, what came and what was expected.
     """
+    name, copied = "grad_input_copy_dtype", None
+    if grad_input_copy_dtype is not None:
+        copied = dtypes.check(grad_input_copy_dtype, name)
+        if op not in WITH_COPY:
+            expected = "None with a gate" if op.is_backward else f"None for {op.name}"
+            raise ValueError(f"{name}: expected {expected}, got {copied}")
+        op = WITH_COPY[op]
     return Options(
         op,
         check_normalized_shape(normalized_shape),
@@ -262,6 +294,7 @@ def check_options(
         None if eps is None and not op.centres else check_number(eps),
         None if output_dtype is None else dtypes.check(output_dtype, "output_dtype"),
         None if rows_per_set is None else check_rows_per_set(rows_per_set),
+        copied,
     )
 
 
@@ -316,6 +349,7 @@ def bind(
     output_dtype: str | None = None,
     rows_per_set: int | None = None,
     gate_first: bool = False,
+    grad_input_copy_dtype: str | None = None,
 ) -> BoundCall:
     """Checks the arguments of an op against each other.
 
@@ -329,6 +363,7 @@ def bind(
         output_dtype: Of a forward's output; None means that of ``input``.
         rows_per_set: Neighbouring rows that take one set of a weight's; None where it has none.
         gate_first: Whether a gate comes before the norm.
+        grad_input_copy_dtype: Of a copy of the input's gradient; None means none.
 
     Raises:
         TypeError, ValueError: Naming the argument, what came and what was expected.
@@ -339,6 +374,7 @@ def bind(
         has_bias=has_bias,
         output_dtype=output_dtype,
         rows_per_set=rows_per_set,
+        grad_input_copy_dtype=grad_input_copy_dtype,
     )
     return densely(bind_arrays(given, options))
 
@@ -433,7 +469,7 @@ def as_dense(array: AnyArray, shape: tuple[int, ...]) -> AnyArray:
 
 def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> BoundCall:
     """As `bind`, with the options checked before, and with the arrays as they were given."""
-    op, dims, mask, offset, eps, output_dtype, rows_per_set = options
+    op, dims, mask, offset, eps, output_dtype, rows_per_set, copied = options
     data = op.data.name
     x = _array(data, given.get(data))
     if x.shape[max(0, x.ndim - len(dims)) :] != dims:
@@ -487,7 +523,7 @@ def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> Bound
     has_bias = types["bias"] is not None
     asked = asked_of(op, mask, has_weight=has_weight, has_bias=has_bias)
     spec = None
-    if any(asked) or not op.masked:
+    if any(asked) or not op.masked or copied is not None:
         computes = not op.is_backward or given.get("rstd") is None
         spec = _spec(
             op=op.name,
@@ -508,6 +544,7 @@ def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> Bound
             weight_sets=sets is not None,
             gate=None if op.gate is None else op.gate.value,
             gate_dtype=types.get(GATE.name),
+            grad_input_copy_dtype=copied,
         )
     return BoundCall(spec, x.shape, arrays, has_bias, sets and sets.for_rows(rows))
 

@@ -49,6 +49,7 @@ class Element(Enum):
     BETA = "beta"
     RESIDUAL = "residual"
     GATE = "z"
+    COPY = "copy"  # of a narrower copy of the input's gradient
 
 
 class Access(Enum):
@@ -139,6 +140,8 @@ GRAD_WEIGHT = Operand(
 GRAD_BIAS = Operand(
     "grad_bias", "dbeta", Kind.COLUMNS, Element.BETA, Access.WRITTEN, When.ASKED_FOR
 )
+# The gradient of the input once more, in a narrower type: some read it, and others keep it.
+GRAD_INPUT_COPY = Operand("grad_input_copy", "dx_copy", Kind.CELLS, Element.COPY, Access.WRITTEN)
 
 # Of gated norms alone.
 GATE = Operand("gate", "z", Kind.CELLS, Element.GATE)
@@ -224,7 +227,8 @@ class Op:
     @functools.cached_property
     def gradients(self) -> tuple[Operand, ...]:
         """The gradients that a caller's mask chooses among with a bias."""
-        return self.results if self.is_backward else ()
+        own = self.results if self.is_backward else ()
+        return tuple(row for row in own if row is not GRAD_INPUT_COPY)
 
     def gradients_with(self, *, has_bias: bool) -> tuple[Operand, ...]:
         """The gradients that a caller's mask chooses among."""
@@ -332,8 +336,21 @@ def _gated(op: Op, gate: Gate) -> Op:
 
 
 GATED = {gate: {op.name: _gated(op, gate) for op in OPS.values()} for gate in Gate}
+
+
+def _with_copy(op: Op) -> Op:
+    """The same backward, which stores the gradient of the input twice."""
+    return replace(op, rows=(*op.rows, GRAD_INPUT_COPY))
+
+
+WITH_COPY = {
+    op: _with_copy(op) for of in (OPS, FROM_OUTPUT) for op in of.values() if op.is_backward
+}
 # Each op as callers may ask for it.
-VARIANTS = tuple(op for of in (OPS, FROM_OUTPUT, *GATED.values()) for op in of.values())
+VARIANTS = (
+    *(op for of in (OPS, FROM_OUTPUT, *GATED.values()) for op in of.values()),
+    *WITH_COPY.values(),
+)
 # What has M rows of N columns in any of them.
 CELLS_NAMES = frozenset(row.name for op in VARIANTS for row in op.rows if row.kind is Kind.CELLS)
 

@@ -25,6 +25,7 @@ from iree_lnbwd.ops.operands import (
     MORE_GRAD_OUTPUTS,
     MOST_GRAD_OUTPUTS,
     OPS,
+    WITH_COPY,
     Access,
     Element,
     Gate,
@@ -42,7 +43,15 @@ _BOOLS = (bool, np.bool_)
 MOST_ROWS = 2**31 - 2**20  # kernels count rows in 32 bits, and some steps past the end
 MOST_COLUMNS = 2**31 - 2**20
 # Fields that came later. Modules without them keep their text, which has the other fields.
-_LATER = ("output_dtype", "weight_sets", "gate", "gate_dtype", "strided_rows")
+_LATER = (
+    "output_dtype",
+    "weight_sets",
+    "gate",
+    "gate_dtype",
+    "strided_rows",
+    "grad_input_copy_dtype",
+)
+_WIDE, _NARROW = "f32", ("f16", "bf16")  # of a gradient of the input, and of its copy
 # Backwards from the output divide by a weight of at least this magnitude, as apex's
 # memory-efficient norms do by default.
 LEAST_WEIGHT = 1e-5
@@ -133,6 +142,9 @@ class NormSpec:
         gate_dtype: Of ``gate`` and ``grad_gate``; None means ``dtype``.
         strided_rows: Whether rows lie where a call says: each array of M rows has two strides of
             its own. False means that rows follow each other.
+        grad_input_copy_dtype: Of ``grad_input_copy``, which is ``grad_input`` rounded: "f16" or
+            "bf16", beside a ``grad_input`` of f32 that is asked for, without a gate. None if a
+            backward stores no copy.
 
     Raises:
         TypeError, ValueError: Naming the field, what came and what was expected.
@@ -158,6 +170,7 @@ class NormSpec:
     gate: str | None = None
     gate_dtype: str | None = None
     strided_rows: bool = False
+    grad_input_copy_dtype: str | None = None
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__  # the dataclass is frozen; this is its constructor
@@ -168,6 +181,7 @@ class NormSpec:
         if self.from_output and self.op not in FROM_OUTPUT:
             raise ValueError(f"from_output: expected False for {self.op}, got True")
         self._check_gate()
+        self._check_copy()
         set_field(self, "normalized_shape", check_normalized_shape(self.normalized_shape))
         for field in (
             "dtype", "grad_output_dtype", "weight_dtype", "bias_dtype", "residual_dtype",
@@ -184,6 +198,11 @@ class NormSpec:
             asked = dict(zip(self.masked, self.output_mask, strict=True))
             set_field(self, "has_bias", False)
             set_field(self, "output_mask", tuple(asked[gradient] for gradient in self.masked))
+        if self.grad_input_copy_dtype is not None and not self.has(GRAD_INPUT):
+            raise ValueError(
+                "grad_input_copy_dtype: expected None where output_mask does not ask for "
+                f"grad_input, got {self.grad_input_copy_dtype}"
+            )
         self._expect_weight_for("weight_dtype", None)
         set_field(self, "weight_offset", check_number(self.weight_offset, "weight_offset"))
         self._expect_weight_for("weight_offset", 0.0)
@@ -254,6 +273,22 @@ class NormSpec:
             if (value := getattr(self, field)) != without:
                 raise ValueError(f"{field}: expected {without} with a gate, got {shown(value)}")
 
+    def _check_copy(self) -> None:
+        dtype = self.grad_input_copy_dtype
+        if dtype is None:
+            return
+        if self.op not in FROM_OUTPUT:
+            expected = f"None for {self.op}"
+        elif self.gate is not None:
+            expected = "None with a gate"
+        elif self.dtype != _WIDE:
+            expected = f"None beside an input of {shown(self.dtype)}"
+        elif dtype not in _NARROW:
+            expected = f"None, {' or '.join(_NARROW)}"
+        else:
+            return
+        raise ValueError(f"grad_input_copy_dtype: expected {expected}, got {shown(dtype)}")
+
     @property
     def _asks_grad_bias(self) -> bool:
         return self.family.asks_grad_bias(self.output_mask)
@@ -307,6 +342,8 @@ class NormSpec:
             op = GATED[Gate(self.gate)][self.op]
         else:
             op = (FROM_OUTPUT if self.from_output else OPS)[self.op]
+        if self.grad_input_copy_dtype is not None:
+            op = WITH_COPY[op]
         return op if self.output_dtype is None else with_own_output(op)
 
     @property
@@ -361,6 +398,8 @@ class NormSpec:
                 return self.residual_dtype or self.dtype
             case Element.GATE:
                 return self.gate_dtype or self.dtype
+            case Element.COPY:
+                return self.grad_input_copy_dtype or self.dtype
 
     @property
     def wants_dx(self) -> bool:
@@ -473,6 +512,8 @@ class NormSpec:
             parts.append(f"gate{self.gate}{self.gate_dtype or ''}")
         if self.strided_rows:
             parts.append("strided")
+        if self.grad_input_copy_dtype is not None:
+            parts.append(f"copy{self.grad_input_copy_dtype}")
         if self.weight_offset:
             parts.append(f"offset{self.weight_offset!r}")
         if self.output_mask != replace(self, output_mask=()).output_mask:

@@ -50,6 +50,11 @@ def gates(spec: NormSpec) -> tuple[Element, ...]:
     return () if spec.gate is None else (Element.GATE,)
 
 
+def copies(spec: NormSpec) -> tuple[Element, ...]:
+    """The element type of the copy of dx, if there is one: likewise."""
+    return () if spec.grad_input_copy_dtype is None else (Element.COPY,)
+
+
 def bindings(spec: NormSpec) -> dict[str, str]:
     """The tensors as kernels see them, partial rows of sums among them."""
     cols = spec.columns
@@ -93,7 +98,10 @@ def chunk_types(spec: NormSpec, vector: int) -> dict[str, str]:
         "!beta_chunk": f"vector<{vector}x!beta>",
         "!residual_chunk": f"vector<{vector}x!residual>",
         "!chunk": f"vector<{vector}x!acc>",
-        **{f"!{gate.value}_chunk": f"vector<{vector}x!{gate.value}>" for gate in gates(spec)},
+        **{
+            f"!{own.value}_chunk": f"vector<{vector}x!{own.value}>"
+            for own in (*gates(spec), *copies(spec))
+        },
     }
 
 

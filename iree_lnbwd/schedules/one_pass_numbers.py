@@ -11,7 +11,7 @@ from iree_lnbwd.ops.operands import MORE_GRAD_OUTPUTS, Element
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.elements import WHOLE_LINES
 from iree_lnbwd.schedules.few_rows import FewRows
-from iree_lnbwd.schedules.ir_types import flag, gates, itemsize, kernel, private, storage
+from iree_lnbwd.schedules.ir_types import copies, flag, gates, itemsize, kernel, private, storage
 from iree_lnbwd.schedules.rules import own_columns, touched_columns
 
 _PAST_L1_BYTES = 16  # that a copy must have to pass the L1 cache (PTX ISA, "cp.async": .cg)
@@ -86,7 +86,10 @@ class OnePassNumbers:
             "#x_bits": f"{8 * itemsize(spec, Element.X)} : index",
             **{
                 f"!{element.value}_lines": storage(f"?x{self.line(spec)}x!{element.value}")
-                for element in (Element.DY, Element.X, Element.RESIDUAL, *gates(spec))
+                for element in (
+                    *(Element.DY, Element.X, Element.RESIDUAL),
+                    *(*gates(spec), *copies(spec)),
+                )
             },
             "#groups": f"{self.groups} : index",
             "#workgroups_i32": f"{self.workgroups} : i32",

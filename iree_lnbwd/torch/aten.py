@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from iree_lnbwd.ops.arguments import NormOutput, Results, asked_of, results_of
-from iree_lnbwd.ops.operands import GRAD_OUTPUT, MORE_GRAD_OUTPUTS, Gate, Op, names
+from iree_lnbwd.ops.operands import (
+    GRAD_INPUT,
+    GRAD_INPUT_COPY,
+    GRAD_OUTPUT,
+    MORE_GRAD_OUTPUTS,
+    Gate,
+    Op,
+    names,
+)
 from iree_lnbwd.ops.spec import LEAST_WEIGHT
 from iree_lnbwd.torch import supported
 from iree_lnbwd.torch.supported import TensorKind, kind
@@ -162,6 +170,7 @@ def gradients(
     eps: float | None,
     weight_offset: float,
     rows_per_set: int | None = None,
+    grad_input_copy_dtype: torch.dtype | None = None,
 ) -> Results:
     """What a backward of ours computes, but for rounding; the arguments are checked.
 
@@ -173,6 +182,7 @@ def gradients(
         eps: Used if the statistics are recomputed; None as in ``rms_norm``.
         weight_offset: Added to the weight.
         rows_per_set: Neighbouring rows that take one set of weights; None where there are no sets.
+        grad_input_copy_dtype: Of the copy of the input's gradient, where the op stores one.
     """
     given = supported.given(op, tensors)
     data, weight, residual = given[op.data.name], given.get("weight"), given.get("grad_residual")
@@ -231,7 +241,10 @@ def gradients(
     asked = asked_of(op, output_mask, **there)
     gradients = names(op.gradients_with(has_bias="bias" in given))
     found = (name for name, wanted in zip(gradients, asked, strict=True) if wanted)
-    return results_of(op, {name: computed[name][0].to(computed[name][1]) for name in found})
+    results = {name: computed[name][0].to(computed[name][1]) for name in found}
+    if grad_input_copy_dtype is not None:
+        results[GRAD_INPUT_COPY.name] = results[GRAD_INPUT.name].to(grad_input_copy_dtype)
+    return results_of(op, results)
 
 
 def _sets(rows: int, weight: Tensor, rows_per_set: int) -> Tensor:

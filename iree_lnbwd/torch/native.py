@@ -276,9 +276,10 @@ def remember(
         _remembered.add(key)
         if (call := _numbers(known, _POINTERS[options.op])) is None:
             return
-        op, normalized_shape, mask, weight_offset, eps, output, rows_per_set = options
-        output_dtype = None if output is None else supported.BY_NAME[output]
-        given = (tensors, normalized_shape, mask, eps, weight_offset, output_dtype, rows_per_set)
+        op, normalized_shape, mask, weight_offset, eps, output, rows_per_set, copied = options
+        own = output or copied
+        result_dtype = None if own is None else supported.BY_NAME[own]
+        given = (tensors, normalized_shape, mask, eps, weight_offset, result_dtype, rows_per_set)
         strides = [] if known.strides is None else _strides(known.strides, op)
         torch.ops.iree_lnbwd.remember(number_of(op), *given, **call._asdict(), strides=strides)
 

@@ -14,12 +14,14 @@ from iree_lnbwd.ops.arguments import NormOutput
 from iree_lnbwd.ops.operands import (
     FROM_OUTPUT,
     GATED,
+    GRAD_INPUT_COPY,
     LAYER_NORM,
     LAYER_NORM_BACKWARD,
     RESIDUAL,
     RESIDUAL_OUTPUT,
     RMS_NORM,
     RMS_NORM_BACKWARD,
+    WITH_COPY,
     Gate,
     Op,
     Operand,
@@ -64,12 +66,17 @@ class Gradients:
     @functools.cached_property
     def results(self) -> tuple[str, ...]:
         """The names of the tensors that it returns."""
-        return names(self.op.gradients)
+        return names(self.op.results)
 
     @functools.cached_property
     def differentiated(self) -> tuple[str, ...]:
         """The names of what the results are the gradients of."""
-        return tuple(name.removeprefix("grad_") for name in self.results)
+        return tuple(name.removeprefix("grad_") for name in names(self.op.gradients))
+
+    @functools.cached_property
+    def stores_copy(self) -> bool:
+        """Whether it returns the gradient of the input twice."""
+        return GRAD_INPUT_COPY in self.op.results
 
     def schema(self, suffix: str = "") -> str:
         """The tensors in the order of the op's table, and then the options.
@@ -81,7 +88,14 @@ class Gradients:
             f"bool[{len(self.op.gradients)}] output_mask, {_eps(self.op)}, float weight_offset"
         )
         options += _SETS if self.takes_sets else ""
+        options += ", ScalarType grad_input_copy_dtype" if self.stores_copy else ""
         return _schema(self.name + suffix, self.op.arguments, options, self.results)
+
+    def options(self, given: Sequence[Any]) -> dict[str, Any]:
+        """What a call gives behind the tensors, by the names of `torch.tensor_calls.backward`."""
+        own = ["rows_per_set"] * self.takes_sets + ["grad_input_copy_dtype"] * self.stores_copy
+        named = ("normalized_shape", "output_mask", "eps", "weight_offset", *own)
+        return dict(zip(named, given, strict=True))
 
     @functools.cached_property
     def operator(self) -> Any:
@@ -217,9 +231,12 @@ OF_SETS = {
     for norm in (OWN_LAYER_NORM, OWN_RMS_NORM, ADD_LAYER_NORM, ADD_RMS_NORM, *GATED_NORMS)
 }
 ALL_NORMS = (*NORMS, *GATED_NORMS, *OF_SETS.values())
-ALL_GRADIENTS = tuple(
-    dict.fromkeys(each for norm in ALL_NORMS for each in (norm.gradients, norm.from_output))
-)
+# In graphs of inductor's alone, by the name of the operator without a copy.
+WITH_COPIES = {
+    each.name: Gradients(f"{each.name}_with_copy", WITH_COPY[each.op]) for each in GRADIENTS
+}
+_OF_NORMS = dict.fromkeys(each for norm in ALL_NORMS for each in (norm.gradients, norm.from_output))
+ALL_GRADIENTS = (*_OF_NORMS, *WITH_COPIES.values())
 
 # As the installed PyTorch's own norms: under autocast in f32 on GPUs, if it has a rule for them,
 # and in the input's type on the CPU. The norms of sums keep the types that they are given: those of

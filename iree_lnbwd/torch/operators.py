@@ -81,11 +81,12 @@ def _register_gradients(gradients: Gradients) -> None:
     op, count = gradients.op, len(gradients.op.arguments)
 
     def run(*arguments: Any) -> Results:
-        return tensor_calls.backward(op, arguments[:count], *arguments[count:])
+        return tensor_calls.backward(op, arguments[:count], **gradients.options(arguments[count:]))
 
     def fake(*arguments: Any) -> Results:
-        dims, mask, *_ = arguments[count:]
-        return tensor_calls.fake_backward(op, arguments[:count], dims, mask)
+        return tensor_calls.fake_backward(
+            op, arguments[:count], **gradients.options(arguments[count:])
+        )
 
     _library.define(gradients.schema(), tags=_TAGS)
     torch.library.register_fake(f"{NAMESPACE}::{gradients.name}", fake, lib=_library)

@@ -16,6 +16,7 @@ from iree_lnbwd.calls.calling import HostCall
 from iree_lnbwd.errors import CompileError
 from iree_lnbwd.hardware.devices import DeviceUri
 from iree_lnbwd.hardware.targets import Target
+from iree_lnbwd.ops import dtypes
 from iree_lnbwd.ops.arguments import (
     NormOutput,
     Options,
@@ -24,7 +25,16 @@ from iree_lnbwd.ops.arguments import (
     check_options,
     results_of,
 )
-from iree_lnbwd.ops.operands import OUTPUT, RESIDUAL_OUTPUT, Element, Kind, Op, Operand
+from iree_lnbwd.ops.operands import (
+    GRAD_INPUT,
+    GRAD_INPUT_COPY,
+    OUTPUT,
+    RESIDUAL_OUTPUT,
+    Element,
+    Kind,
+    Op,
+    Operand,
+)
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.runtime.gpu_module import KnownCall
 from iree_lnbwd.torch import aten, native, supported
@@ -118,6 +128,7 @@ def backward(
     eps: float | None,
     weight_offset: float,
     rows_per_set: int | None = None,
+    grad_input_copy_dtype: torch.dtype | None = None,
 ) -> Results:
     """The gradients.
 
@@ -131,8 +142,12 @@ def backward(
         eps: Used if the statistics are recomputed; None as in ``rms_norm``.
         weight_offset: Added to the weight.
         rows_per_set: Neighbouring rows that take one set of weights; None where there are no sets.
+        grad_input_copy_dtype: Of the copy of the input's gradient, where the op stores one.
     """
-    given = (op, tensors, normalized_shape, output_mask, eps, weight_offset, rows_per_set)
+    given = (
+        *(op, tensors, normalized_shape, output_mask, eps, weight_offset),
+        *(rows_per_set, grad_input_copy_dtype),
+    )
     try:
         return known_backward(*given, modules=_OR_REFUSED)[0]
     except CompileError as error:
@@ -148,6 +163,7 @@ def known_backward(
     eps: float | None,
     weight_offset: float,
     rows_per_set: int | None = None,
+    grad_input_copy_dtype: torch.dtype | None = None,
     modules: modules.Modules | None = None,
 ) -> tuple[Results, KnownCall | HostCall | None]:
     """Gradients by ours alone, and the kind of the call where `calling.call` has one.
@@ -157,11 +173,17 @@ def known_backward(
     """
     given = supported.given(op, tensors)
     if given[op.data.name].numel() == 0:  # an empty sum is zero
-        zeros = fake_backward(op, tensors, normalized_shape, output_mask)
+        zeros = fake_backward(
+            *(op, tensors, normalized_shape, output_mask),
+            grad_input_copy_dtype=grad_input_copy_dtype,
+        )
         return type(zeros)(*(None if g is None else g.zero_() for g in zeros)), None
     asked = _asked(op, given, output_mask)
+    copied = grad_input_copy_dtype
     options = Options(
-        op, tuple(normalized_shape), asked, weight_offset, eps, rows_per_set=rows_per_set
+        *(op, tuple(normalized_shape), asked, weight_offset, eps),
+        rows_per_set=rows_per_set,
+        grad_input_copy_dtype=None if copied is None else dtypes.check(copied, "copy"),
     )
     return _call(tensors, options, modules)
 
@@ -183,6 +205,10 @@ def fake_backward(
     tensors: Sequence[Tensor | None],
     normalized_shape: Sequence[int],
     output_mask: Sequence[bool],
+    eps: float | None = None,
+    weight_offset: float = 0.0,
+    rows_per_set: int | None = None,
+    grad_input_copy_dtype: torch.dtype | None = None,
 ) -> Results:
     """As `backward`, but for the values; the tensors need no memory."""
     given = supported.given(op, tensors)
@@ -192,6 +218,9 @@ def fake_backward(
         for result, wanted in zip(op.gradients_with(has_bias="bias" in given), asked, strict=True)
         if wanted
     }
+    if grad_input_copy_dtype is not None:
+        copied = torch.empty_like(results[GRAD_INPUT.name], dtype=grad_input_copy_dtype)
+        results[GRAD_INPUT_COPY.name] = copied
     return results_of(op, results)
 
 

@@ -65,6 +65,8 @@ def gradients(call: BoundCall) -> dict[str, Judged]:
         "grad_weight": (dgamma.total, dgamma_off.total),
         "grad_bias": (dbeta.total, dbeta_off.total),
     }
+    rounded = Judged.rounded_once(*values["grad_input"], DTYPES[call.spec.dtype])
+    values["grad_input_copy"] = (dx, rounded.tolerance)
     return {
         result.name: Judged.rounded_once(*values[result.name], DTYPES[result.dtype])
         for result in call.spec.results

@@ -13,12 +13,14 @@ from iree_lnbwd.ops.layouts import with_strided_rows
 from iree_lnbwd.ops.operands import (
     FROM_OUTPUT,
     GATED,
+    GRAD_INPUT,
     LAYER_NORM,
     LAYER_NORM_BACKWARD,
     MORE_GRAD_OUTPUTS,
     OPS,
     RMS_NORM,
     RMS_NORM_BACKWARD,
+    WITH_COPY,
     Access,
     Element,
     Gate,
@@ -138,6 +140,7 @@ def operand_specs() -> Iterator[NormSpec]:
     yield from biased_rms_norms()
     yield from gated()
     yield from strided_rows()
+    yield from copied_gradients()
 
 
 def several_gradients() -> Iterator[NormSpec]:
@@ -263,6 +266,25 @@ def strided_rows() -> Iterator[NormSpec]:
         gate = None if gated_op.gate is None else gated_op.gate.value
         for dtype in ("f32", "bf16"):
             yield _spec_of(gated_op)((128,), dtype, gate=gate, strided_rows=True)
+
+
+def copied_gradients() -> Iterator[NormSpec]:
+    """Backwards that store a copy of the input's gradient in 16 bits."""
+    for op in WITH_COPY:
+        of = functools.partial(_spec_of(op), grad_input_copy_dtype="bf16")
+        for width in _FAMILY_WIDTHS:
+            yield of((width,))
+        for width in _OPTIONS_WIDTHS:
+            yield of((width,), grad_input_copy_dtype="f16")
+            yield of((width,), residual_dtype="f32", grad_output_dtype="bf16", grad_outputs=3)
+            yield of((width,), has_weight=False)
+            yield of((width,), weight_sets=True, has_bias=op.takes_bias)
+            yield of((width,), output_mask=tuple(row is GRAD_INPUT for row in op.masked))
+        yield of((1024,), strided_rows=True, residual_dtype="bf16")
+        yield of((25001,))
+        yield of((65536,), residual_dtype="f32")
+        if not op.from_output:
+            yield of((769,), eps=_eps(op))
 
 
 def _biased(op: Op) -> Iterator[NormSpec]:
@@ -527,6 +549,7 @@ def _call(
         eps=_eps(op) if spec.eps is None else spec.eps,
         weight_offset=spec.weight_offset,
         output_dtype=spec.output_dtype,
+        grad_input_copy_dtype=spec.grad_input_copy_dtype,
         rows_per_set=sets.rows_per_set if spec.weight_sets else None,
         gate_first=spec.gate_first,
     )

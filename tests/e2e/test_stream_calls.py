@@ -405,6 +405,8 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "weight_offset": ({"weight_offset": 0.0}, {"weight_offset": 1.0}),
     "output_mask": ({"output_mask": (True, True)}, {"output_mask": (True, False)}),
     "rows_per_set": ({"rows_per_set": 1}, {"rows_per_set": 2}),
+    "grad_input_copy_dtype": ({"grad_input_copy_dtype": "bf16"}, {"grad_input_copy_dtype": "f16"}),
+    "no copy": ({"grad_input_copy_dtype": "bf16"}, {}),
 }
 
 

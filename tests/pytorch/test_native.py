@@ -54,7 +54,7 @@ CALL: dict[str, Any] = {
     "mask": [],
     "eps": 1.0,
     "weight_offset": 0.0,
-    "output_dtype": None,
+    "result_dtype": None,
     "rows_per_set": None,
     "driver": [0] * 5,
     "ones": 0,

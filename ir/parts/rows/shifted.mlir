@@ -135,7 +135,7 @@ func.func private @is_whole(%k: index, %column: index, %shift: index) -> i1 {
 }
 
 // The elements of chunk k that are of the row to memory, one by one, if not all are.
-func.func private @store_edge(%dx: !x_lines, %row: index, %k: index, %part: index, %col: index, %shift: index, %exists: i1, %chunk: !x_chunk) {
+func.func private @store_edge(%lines: !lines, %row: index, %k: index, %part: index, %col: index, %shift: index, %exists: i1, %chunk: !narrow) {
   %c0 = arith.constant 0 : index
   %c1 = arith.constant 1 : index
   %v = arith.constant #vector
@@ -150,9 +150,9 @@ func.func private @store_edge(%dx: !x_lines, %row: index, %k: index, %part: inde
     scf.for %e = %c0 to %v step %c1 {
       %in_row = func.call @is_within(%e, %from, %below) : (index, index, index) -> i1
       scf.if %in_row {
-        %one = vector.extract %chunk[%e] : !x from !x_chunk
+        %one = vector.extract %chunk[%e] : !element from !narrow
         %e_at = arith.addi %at, %e : index
-        memref.store %one, %dx[%line, %e_at] : !x_lines
+        memref.store %one, %lines[%line, %e_at] : !lines
       }
     } {llvm.loop_annotation = #unrolled}
   }

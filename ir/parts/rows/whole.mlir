@@ -72,7 +72,7 @@ func.func private @is_whole(%k: index, %column: index, %shift: index) -> i1 {
 }
 
 // What is at a row's edges to memory: whole chunks are stored elsewhere.
-func.func private @store_edge(%dx: !x_lines, %row: index, %k: index, %part: index, %col: index, %shift: index, %exists: i1, %chunk: !x_chunk) {
+func.func private @store_edge(%lines: !lines, %row: index, %k: index, %part: index, %col: index, %shift: index, %exists: i1, %chunk: !narrow) {
   return
 }
 

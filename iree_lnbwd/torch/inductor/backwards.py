@@ -1,9 +1,10 @@
-"""Backwards: the skip's gradient is added in the kernel, and a cast before it goes."""
+"""Backwards: the skip's gradient is added in the kernel, and casts around it go."""
 
 from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -21,11 +22,15 @@ from iree_lnbwd.ops.operands import (
 from iree_lnbwd.torch import aten, supported
 from iree_lnbwd.torch.inductor import graphs
 from iree_lnbwd.torch.inductor.calls import Call, call_of
-from iree_lnbwd.torch.operator_table import GRADIENTS, Gradients
+from iree_lnbwd.torch.operator_table import GRADIENTS, WITH_COPIES, Gradients
 
 # Measured on an H200: in Qwen3's steps, backwards of heads of 128 columns are faster fused.
 _MOST_COLUMNS_OF_INDUCTORS = 256
 
+_ATEN = torch.ops.aten
+_PRODUCTS = frozenset(
+    {_ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default, _ATEN.baddbmm.default}
+)
 _OURS = MappingProxyType({gradients.operator: gradients for gradients in GRADIENTS})
 
 
@@ -87,7 +92,9 @@ def fold(graph: Graph) -> tuple[int, int]:
             found, has_cast = _without_cast(found)
             additions += summed
             casts += has_cast
-            additions += _with_addition(found)
+            found, has_addition = _with_addition(found)
+            additions += has_addition
+            casts += _with_copy(found)
     return additions, casts
 
 
@@ -168,28 +175,64 @@ def _without_cast(call: Call) -> tuple[Call, bool]:
     return changed, True
 
 
-def _with_addition(call: Call) -> bool:
+def _with_addition(call: Call) -> tuple[Call, bool]:
     """Adds the gradient of the input to another in the kernel, if all that it does is that."""
     name = GRAD_RESIDUAL.name
     dx = graphs.results(call.node).get(0, ())
     if len(dx) != 1 or not call.takes(name) or call.tensor(name) is not None:
-        return False
+        return call, False
     last = graphs.last_view(dx[0])
     addition = next(iter(last.users), None)
     if len(last.users) != 1 or not graphs.is_addition(addition):
-        return False
+        return call, False
     assert addition is not None
     skips = [term for term in addition.args if term is not last]
     if len(skips) != 1:  # it is added to itself
-        return False
+        return call, False
     (skip,) = skips
     assert isinstance(skip, Node)
     if graphs.depends(skip, call.node):
-        return False
+        return call, False
     graph = call.node.graph
     with graph.inserting_before(call.node):
         residual = graphs.like(graph, skip, call.data)
-    call.with_tensors({name: residual})
+    changed = call.with_tensors({name: residual})
     addition.replace_all_uses_with(last)
     graph.erase_node(addition)
+    return changed, True
+
+
+def _with_copy(call: Call) -> bool:
+    """The backward stores the gradient of its input once more as it is cast, if that is stored.
+
+    It is where a matrix product reads it. Elsewhere inductor fuses the cast with its reader.
+    """
+    gradients = WITH_COPIES.get(call.gradients.name)
+    if gradients is None or call.data.meta["val"].dtype is not torch.float32:
+        return False
+    casts = [
+        cast
+        for dx in graphs.results(call.node).get(0, ())
+        for cast in graphs.users_below_views(dx)
+        if cast.target is graphs.CONVERSION and cast.args[1] in supported.HALF
+    ]
+    read = [cast for cast in casts if _is_multiplied(cast)]
+    if not read:
+        return False
+    narrow, graph = read[0].args[1], call.node.graph
+    given = dict(zip(call.gradients.arguments, call.tensors, strict=True))
+    changed = call.by(gradients, given, (*call.options, narrow))
+    with graph.inserting_after(changed.node):
+        copied = graphs.call(graph, operator.getitem, changed.node, len(gradients.results) - 1)
+    for cast in casts:
+        if cast.args[1] == narrow:
+            with graph.inserting_before(cast):
+                copy = graphs.like(graph, copied, cast)
+            cast.replace_all_uses_with(copy)
+            graph.erase_node(cast)
     return True
+
+
+def _is_multiplied(node: Node) -> bool:
+    """Whether a matrix product reads a node, or a view of it."""
+    return any(user.target in _PRODUCTS for user in graphs.users_below_views(node))
