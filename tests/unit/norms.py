@@ -267,8 +267,10 @@ class _Run:
         gated = dx if self.spec.gate_first else xhat * self.gamma + self.bias
         if self.spec.gate_first:
             dx = dx * silu
+        grad_input = dx if self.way.scaled_grad_residual else dx + more
         return {
-            "grad_input": dx if self.way.scaled_grad_residual else dx + more,
+            "grad_input": grad_input,
+            "grad_input_copy": grad_input,
             "grad_weight": self.over_rows(dy * xhat),
             "grad_bias": self.over_rows(dy),
             "grad_gate": given * slope * gated,
