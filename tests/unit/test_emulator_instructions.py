@@ -503,6 +503,18 @@ def test_comparisons(type_: str) -> None:
             assert actual.tolist() == [n == wanted for n in nan], name
 
 
+def test_a_comparison_of_packed_halves_sets_a_predicate_for_each() -> None:
+    rng = random_generator()
+    pairs = rng.standard_normal((2, 64, 2)).astype(np.float16)
+    pairs[0, 3], pairs[1, 4] = np.nan, pairs[0, 4]
+    packed = [each.view(np.uint32)[:, 0] for each in pairs]
+    for name, compare in (("lt", np.less), ("ge", np.greater_equal)):
+        for half, destination in enumerate(("{d}|%p11", "%p11|{d}")):
+            instruction = f"setp.{name}.f16x2 {destination}, {{0}}, {{1}}"
+            actual = evaluate(instruction, packed, np.bool_)
+            np.testing.assert_array_equal(actual, compare(*pairs[:, :, half]))
+
+
 def test_comparison_with_a_predicate() -> None:
     rng = random_generator()
     a, b = integers(rng, "s32"), integers(rng, "s32")

@@ -193,6 +193,25 @@ def move(operands: Operands, instruction: Instruction) -> Step:
     return unpack
 
 
+def compare(operands: Operands, instruction: Instruction) -> Step:
+    """A comparison. Of packed f16 there is one for each half (PTX ISA, "setp", half precision)."""
+    *how, type_ = instruction.modifiers
+    if type_ != "f16x2":
+        return pure(operands, instruction)
+    destination, *sources = instruction.operands
+    semantics = find(instruction.opcode, (*how, "f16"))
+    low, high = (operands.writer(name.strip()) for name in destination.split("|"))
+    one, other = (operands.reader(source, type_) for source in sources)
+
+    def step(threads: Threads, to: Selection) -> None:
+        pairs = one(threads, to), other(threads, to)
+        for write, bits in ((low, 0), (high, 16)):
+            halves = (np.asarray(pair >> bits).astype(np.uint16) for pair in pairs)
+            write(threads, to, semantics.function(*halves))
+
+    return step
+
+
 def trap(operands: Operands, instruction: Instruction) -> Step:
     """Ends in a fault."""
 
@@ -207,6 +226,7 @@ _SPECIAL: Mapping[str, Callable[[Operands, Instruction], Step]] = {
     "ldu": load,
     "st": store,
     "mov": move,
+    "setp": compare,
     "cvta": convert_address,
     "cp": copy_async,
     "trap": trap,
