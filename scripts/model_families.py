@@ -54,12 +54,17 @@ class Family(NamedTuple):
         name: Of its class, or timm's of the model.
         settings: Beside the usual ones.
         kind: Of its inputs, a key of `INPUTS`.
+        variant: What sets it apart from another of this name.
     """
 
     library: str
     name: str
     settings: Mapping[str, Any] = {}
     kind: str = "tokens"
+    variant: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} with {self.variant}" if self.variant else self.name
 
     def build(self) -> nn.Module:
         """The model, in f32.
@@ -179,6 +184,7 @@ _FLUX = {
 
 FAMILIES: tuple[Family, ...] = (
     *(Family("transformers", name) for name in _TEXT),
+    Family("transformers", "CohereForCausalLM", {"use_qk_norm": True}, variant="use_qk_norm"),
     Family("transformers", "DeepseekV2ForCausalLM", _MLA),
     Family("transformers", "DeepseekV3ForCausalLM", _MLA),
     Family("transformers", "ModernBertModel", {"global_attn_every_n_layers": 2}),

@@ -19,6 +19,8 @@ _VOCABULARY = 8192
 _HEAD = 128  # the width of Qwen3's heads
 _PATCH = 16  # pixels on a side
 _CHANNELS = 4  # of a latent
+_PACKED_CHANNELS = 16  # of Flux's latents
+_CHUNK = 32  # tokens; PyTorch's own code of Mamba2's scan takes memory of their square
 
 Batch = tuple[Tensor, ...]
 
@@ -108,6 +110,23 @@ def _latents(shape: Shape, seed: int) -> Batch:
     return *of_both.unbind(), steps, kinds
 
 
+def _packed_latents(shape: Shape, seed: int) -> Batch:
+    """Patches of latents and their noise, what is said of them, and where patches and words are.
+
+    That is f32 [batch, patches, 64] twice, features of words [batch, words, width] and of all
+    [batch, width / 4], how noisy each latent is [batch], and twice f32 [tokens, 3].
+    """
+    generator = torch.Generator().manual_seed(seed)
+    side, words = shape.length // 2, 4 * shape.length
+    both = torch.randn(2, shape.batch, side * side, 4 * _PACKED_CHANNELS, generator=generator)
+    features = torch.randn(shape.batch, words, shape.width, generator=generator)
+    pooled = torch.randn(shape.batch, shape.width // 4, generator=generator)
+    noisy = torch.rand(shape.batch, generator=generator)
+    line = torch.arange(float(side))
+    places = torch.cartesian_prod(torch.zeros(1), line, line)
+    return *both.unbind(), features, pooled, noisy, places, torch.zeros(words, 3)
+
+
 def _token_loss(model: nn.Module, batch: Batch) -> Tensor:
     (tokens,) = batch
     loss: Tensor = model(input_ids=tokens, labels=tokens).loss
@@ -127,6 +146,21 @@ def _noise_loss(model: nn.Module, batch: Batch) -> Tensor:
     return F.mse_loss(found[:, :_CHANNELS].float(), noise)  # the rest is the variance
 
 
+def _packed_loss(model: nn.Module, batch: Batch) -> Tensor:
+    dtype = next(model.parameters()).dtype
+    latents, noise, features, pooled, noisy, *places = batch
+    (found,) = model(
+        latents.to(dtype),
+        encoder_hidden_states=features.to(dtype),
+        pooled_projections=pooled.to(dtype),
+        timestep=noisy.to(dtype),
+        img_ids=places[0],
+        txt_ids=places[1],
+        return_dict=False,
+    )
+    return F.mse_loss(found.float(), noise)
+
+
 # --- the models ------------------------------------------------------------------------------
 
 
@@ -137,19 +171,18 @@ def _of_transformers(name: str, **settings: object) -> nn.Module:
 
 
 def _llama_like(name: str, shape: Shape, **settings: object) -> nn.Module:
-    return _of_transformers(
-        name,
-        hidden_size=shape.width,
-        intermediate_size=shape.inner,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.heads // 2,
-        vocab_size=shape.classes,
-        max_position_embeddings=4096,
-        attn_implementation="sdpa",
-        use_cache=False,
-        **settings,
-    )
+    usual = {
+        "hidden_size": shape.width,
+        "intermediate_size": shape.inner,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.heads // 2,
+        "vocab_size": shape.classes,
+        "max_position_embeddings": 4096,
+        "attn_implementation": "sdpa",
+        "use_cache": False,
+    }
+    return _of_transformers(name, **usual | settings)
 
 
 def _llama(shape: Shape) -> nn.Module:
@@ -158,6 +191,38 @@ def _llama(shape: Shape) -> nn.Module:
 
 def _qwen3(shape: Shape) -> nn.Module:
     return _llama_like("Qwen3ForCausalLM", shape, head_dim=_HEAD)
+
+
+def _gemma3n(shape: Shape) -> nn.Module:
+    return _llama_like(
+        "Gemma3nForCausalLM",
+        shape,
+        intermediate_size=[shape.inner] * shape.layers,
+        head_dim=2 * _HEAD,
+        vocab_size_per_layer_input=shape.classes,
+        hidden_size_per_layer_input=shape.width // 8,
+        laurel_rank=shape.width // 32,
+        num_kv_shared_layers=0,
+        sliding_window=shape.length // 4,
+        layer_types=["sliding_attention", "full_attention"] * (shape.layers // 2),
+        activation_sparsity_pattern=[0.0] * shape.layers,
+    )
+
+
+def _mamba2(shape: Shape) -> nn.Module:
+    return _of_transformers(
+        "Mamba2ForCausalLM",
+        hidden_size=shape.width,
+        expand=shape.inner // shape.width,
+        num_hidden_layers=shape.layers,
+        num_heads=shape.heads,
+        head_dim=shape.inner // shape.heads,
+        n_groups=1,
+        state_size=64,
+        chunk_size=_CHUNK,
+        vocab_size=shape.classes,
+        use_cache=False,
+    )
 
 
 def _gpt2(shape: Shape) -> nn.Module:
@@ -222,6 +287,22 @@ def _dit(shape: Shape) -> nn.Module:
     return model
 
 
+def _flux(shape: Shape) -> nn.Module:
+    head = shape.width // shape.heads
+    of_sides = (head - head // 8) // 2
+    model: nn.Module = importlib.import_module("diffusers").FluxTransformer2DModel(
+        in_channels=4 * _PACKED_CHANNELS,
+        num_layers=shape.layers,
+        num_single_layers=2 * shape.layers,
+        attention_head_dim=head,
+        num_attention_heads=shape.heads,
+        joint_attention_dim=shape.width,
+        pooled_projection_dim=shape.width // 4,
+        axes_dims_rope=(head // 8, of_sides, of_sides),
+    )
+    return model
+
+
 _TINY = Shape(layers=2, width=64, heads=2, inner=128, batch=2, length=32, classes=64)
 MODELS: Mapping[str, StepModel] = MappingProxyType(
     {
@@ -270,6 +351,27 @@ MODELS: Mapping[str, StepModel] = MappingProxyType(
                 layers=8, width=1152, heads=16, inner=4608, batch=32, length=64, classes=1000
             ),
             tiny=replace(_TINY, length=8, classes=8),
+        ),
+        "flux": StepModel(
+            "Flux",
+            "1 of its 19 layers and 2 of its 38 single ones, of 3072, 4 latents of 64 x 64",
+            *(_flux, _packed_latents, _packed_loss),
+            full=Shape(layers=1, width=3072, heads=24, inner=12288, batch=4, length=64),
+            tiny=replace(_TINY, layers=1, inner=256, length=8),
+        ),
+        "mamba2": StepModel(
+            "Mamba2",
+            "4 layers of 1024, gated norms, 4 x 1024 tokens, its scan in PyTorch's operators",
+            *(_mamba2, _tokens, _token_loss),
+            full=Shape(layers=4, width=1024, heads=32, inner=2048, batch=4, length=1024),
+            tiny=_TINY,
+        ),
+        "gemma3n": StepModel(
+            "Gemma 3n",
+            "4 layers of 2048, four streams, norms of queries, keys and values, 2 x 2048 tokens",
+            *(_gemma3n, _tokens, _token_loss),
+            full=Shape(layers=4, width=2048, heads=8, inner=8192, batch=2, length=2048),
+            tiny=_TINY,
         ),
     }
 )
