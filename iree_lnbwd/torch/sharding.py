@@ -3,6 +3,11 @@
 Rows are sharded alike in all tensors, weight and bias are replicated, and each process has a part
 of the sum that their gradients are. Dimensions that are normalized are never sharded.
 
+Weights may have sets. A dimension of rows is sharded only where each process's rows then take the
+sets that they would take of one process: where all sets recur within each index of the dimension
+(samples before heads), or where the dimension itself numbers the sets (samples that have a scale
+each, heads). In the latter case the sets are sharded alike, and their gradients are whole.
+
 ``torch.distributed.tensor`` takes a third of a second to import, so the rules are registered only
 when somebody else has imported it.
 """
@@ -10,6 +15,7 @@ when somebody else has imported it.
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +24,7 @@ import torch
 
 from iree_lnbwd.ops.arguments import asked_of
 from iree_lnbwd.ops.operands import Kind, Op, names
-from iree_lnbwd.torch.operator_table import GATED_NORMS, GRADIENTS, NORMS
+from iree_lnbwd.torch.operator_table import ALL_GRADIENTS, ALL_NORMS
 
 _DTENSOR = "torch.distributed.tensor"
 _Placements = list[Any]
@@ -41,9 +47,10 @@ def is_dtensor(tensor: torch.Tensor | None) -> bool:
 
 @functools.cache
 def _register() -> None:
-    gated = (each for norm in GATED_NORMS for each in (norm, norm.gradients))
-    for each in (*NORMS, *GRADIENTS, *gated):
-        _register_one(each.operator, each.op, each.results)
+    for norm in ALL_NORMS:
+        _register_one(norm.operator, norm.op, norm.results)
+    for gradients in ALL_GRADIENTS:
+        _register_one(gradients.operator, gradients.op, gradients.results)
 
 
 def _register_one(overload: Any, op: Op, results: Sequence[str]) -> None:
@@ -81,8 +88,10 @@ def _shardings(
         of = dict(zip(computed, asked, strict=True))
         returned = tuple(of.get(name, False) for name in results)
 
-    def placed(rows: Any, summed: Any) -> tuple[_Placements, _Placements]:
-        """With the rows, and what is summed over them, placed so."""
+    def placed(
+        rows: Any, summed: Any, parameters: Any = replicated
+    ) -> tuple[_Placements, _Placements]:
+        """With the rows, what is summed over them, and the parameters placed so."""
         return (
             [
                 None if not there else summed if kinds[name] is Kind.COLUMNS else rows
@@ -91,15 +100,25 @@ def _shardings(
             [
                 None
                 if name not in kinds or value is None
-                else replicated
+                else parameters
                 if kinds[name] is Kind.COLUMNS
                 else rows
                 for name, value in given.items()
             ],
         )
 
-    dimensions = given[op.data.name].ndim - len(given["normalized_shape"])
-    return [
-        placed(replicated, replicated),
-        *(placed(Shard(dimension), partial) for dimension in range(dimensions)),
-    ]
+    data, first_set = given[op.data.name], Shard(0)
+    leading = data.shape[: data.ndim - len(given["normalized_shape"])]
+    found = [placed(replicated, replicated)]
+    for dimension, size in enumerate(leading):
+        inner, rows = math.prod(leading[dimension + 1 :]), Shard(dimension)
+        if (rows_per_set := given.get("rows_per_set")) is None:
+            found.append(placed(rows, partial))
+            continue
+        period = rows_per_set * given["weight"].shape[0]
+        if inner % period == 0:
+            found.append(placed(rows, partial))
+        # Each process has as many sets, on any dimension of the mesh, and none has none.
+        elif size * inner == period and inner % rows_per_set == 0 == size % data.mesh.size():
+            found.append(placed(rows, first_set, first_set))
+    return found

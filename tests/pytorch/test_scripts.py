@@ -73,6 +73,7 @@ def test_norms_of_dtensors_equal_those_of_one_process(device: str, can_enable: b
         for cases, number in (("one_norm", of_one), ("frozen_parts", frozen)):
             line = f": {cases}, {prepared}: {number} cases equal to one process's\n"
             assert said.count(line) == 2
+    assert said.count(": weights_of_sets: 20 cases equal to one process's\n") == 2
 
 
 def losses_of(path: Path) -> dict[str, list[float]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,14 @@ if not torch.distributed.is_available():
     pytest.skip("PyTorch without distributed", allow_module_level=True)
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from iree_lnbwd.torch import rms_norm
@@ -74,6 +82,59 @@ def test_sharded_rows(
         assert torch.equal(gradient.to_local(), theirs[name]), name
     for output, alone in zip(outputs, expected, strict=True):
         assert torch.equal(output.to_local(), alone)
+
+
+HEADS_AND_SAMPLES = [
+    ((6, 1), Shard(0), Replicate(), Partial()),  # heads: each sample has all
+    ((4, 6), Shard(0), Shard(0), Shard(0)),  # a set for each sample
+    ((6, 1), Shard(1), Shard(0), Shard(0)),  # heads that are split
+]
+
+
+@pytest.mark.parametrize(("sets", "rows", "placed", "summed"), HEADS_AND_SAMPLES)
+@pytest.mark.parametrize("name", ["add_rms_norm_of_sets", "gated_layer_norm_of_sets"])
+def test_sharded_sets(
+    name: str,
+    sets: tuple[int, int],
+    rows: Placement,
+    placed: Placement,
+    summed: Placement,
+    mesh: DeviceMesh,
+) -> None:
+    """The first process computes what it would with its rows and its sets alone."""
+    number, rows_per_set = sets
+    operator = getattr(torch.ops.iree_lnbwd, name).default
+    cells = torch.randn(2, *ROWS, COLUMNS, requires_grad=True)
+    parameters = torch.randn(2, number, COLUMNS, requires_grad=True)
+
+    def gradients(function: Any) -> list[Tensor]:
+        x, other, weight, bias = map(function, (*cells.unbind(), *parameters.unbind()))
+        given = (x, weight, bias, other) if "gated" in name else (x, other, weight, bias)
+        options = ((COLUMNS,), 1e-5, 0.0, False, None, rows_per_set)
+        output = operator(*given, *options)[0]
+        return [output, *torch.autograd.grad(output.square().sum(), [x, other, weight, bias])]
+
+    def shared(tensor: Tensor) -> Tensor:
+        placement = rows if tensor.ndim == 3 else placed
+        whole = DTensor.from_local(tensor.detach(), mesh, [Replicate()], run_check=False)
+        return whole.redistribute(mesh, [placement]).requires_grad_()
+
+    def own(tensor: Tensor) -> Tensor:
+        return shared(tensor).detach().to_local().requires_grad_()
+
+    found, expected = gradients(shared), gradients(own)
+    assert [each.placements for each in found] == [(rows,)] * 3 + [(summed,)] * 2
+    for each, alone in zip(found, expected, strict=True):
+        torch.testing.assert_close(each.to_local(), alone)
+
+
+@pytest.mark.parametrize(("sets", "rows"), [((4, 6), 1), ((3, 1), 1), ((5, 2), 0), ((3, 8), 0)])
+def test_sets_that_do_not_divide_rows(sets: tuple[int, int], rows: int, mesh: DeviceMesh) -> None:
+    """The rows are gathered: those of a process would take others' sets."""
+    number, rows_per_set = sets
+    x = DTensor.from_local(torch.randn(2, 6, COLUMNS), mesh, [Shard(rows)], run_check=False)
+    weight = distribute_tensor(torch.ones(number, COLUMNS), mesh, [Replicate()])
+    assert rms_norm(x, COLUMNS, weight, rows_per_set=rows_per_set).placements == (Replicate(),)
 
 
 @every_form
