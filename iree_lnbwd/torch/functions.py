@@ -79,15 +79,16 @@ def layer_norm(
     Raises:
         TypeError, ValueError, RuntimeError: Naming the tensor, what came and what was expected.
     """
-    check_flag("own_forward", own_forward)
-    check_flag("memory_efficient", memory_efficient)
-    if _is_usual(input, normalized_shape, weight, weight_offset, output_dtype, rows_per_set):
+    said = (weight_offset, output_dtype, rows_per_set, memory_efficient, own_forward)
+    if _is_usual(input, normalized_shape, weight, *said):
         ours = torch.ops.iree_lnbwd
         if own_forward or memory_efficient or weight_offset:
-            return ours.own_layer_norm.default(
+            return direct(ours.own_layer_norm.default)(
                 input, weight, bias, normalized_shape, eps, weight_offset, memory_efficient, None
             )[0]
-        return ours.layer_norm.default(input, weight, bias, normalized_shape, eps)[0]
+        return direct(ours.layer_norm.default)(input, weight, bias, normalized_shape, eps)[0]
+    check_flag("own_forward", own_forward)
+    check_flag("memory_efficient", memory_efficient)
     tensors = {"input": input, "weight": weight, "bias": bias}
     own = _output_dtype(output_dtype, input, memory_efficient)
     options = (eps, weight_offset, memory_efficient, own)
@@ -135,11 +136,12 @@ def rms_norm(
     Raises:
         TypeError, ValueError, RuntimeError: Naming the tensor, what came and what was expected.
     """
-    check_flag("memory_efficient", memory_efficient)
-    if _is_usual(input, normalized_shape, weight, weight_offset, output_dtype, rows_per_set):
-        return torch.ops.iree_lnbwd.rms_norm.default(
+    said = (weight_offset, output_dtype, rows_per_set, memory_efficient)
+    if _is_usual(input, normalized_shape, weight, *said):
+        return direct(torch.ops.iree_lnbwd.rms_norm.default)(
             input, weight, bias, normalized_shape, eps, weight_offset, memory_efficient, None
         )[0]
+    check_flag("memory_efficient", memory_efficient)
     tensors = {"input": input, "weight": weight, "bias": bias}
     own = _output_dtype(output_dtype, input, memory_efficient)
     options = (eps, weight_offset, memory_efficient, own)
@@ -259,6 +261,8 @@ def _is_usual(
     weight_offset: object,
     output_dtype: object,
     rows_per_set: object,
+    memory_efficient: object,
+    own_forward: object = False,
 ) -> bool:
     """Whether only the operator has something left to check or to decide, as in most calls.
 
@@ -271,8 +275,15 @@ def _is_usual(
         and type(rows_per_set) is int
         and rows_per_set == 1
         and type(weight_offset) is float
+        and type(memory_efficient) is bool
+        and type(own_forward) is bool
         and (weight is None or getattr(weight, "ndim", None) == len(dims))
     )
+
+
+def direct(operator: Any) -> Any:
+    """What an operator calls and nothing else, where no compiler looks for the operator."""
+    return operator if torch.compiler.is_compiling() else operator._op
 
 
 def has_sets(

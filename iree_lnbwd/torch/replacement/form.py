@@ -117,6 +117,8 @@ class Form:
         usual: The element types of inputs, with parameters of the same type, for which there is
             nothing to do but to call an operator; they follow from the others. A call costs the
             host less then, and a compiled model has fewer guards.
+        has_own_forward: Whether the forward is this package's, which may lack a module for it, and
+            not PyTorch's; it follows from the others.
     """
 
     op: Op
@@ -146,9 +148,12 @@ class Form:
     groups: int = 1
     of_heads: bool = False
     usual: tuple[torch.dtype, ...] = field(init=False, repr=False, compare=False)
+    has_own_forward: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "usual", tuple(filter(self._is_usual, supported.DTYPES)))
+        own = not self.op.centres or self.weight_offset != 0.0
+        object.__setattr__(self, "has_own_forward", own)
 
     def __str__(self) -> str:
         parts = ["L2 norm" if self.is_l2 else "layer norm" if self.op.centres else "RMS norm"]
@@ -315,21 +320,33 @@ class Form:
             and self.on_cpus is self.on_gpus is Autocast.OPERATORS
         )
 
-    def _at_once(self, module: nn.Module, input: Tensor) -> Tensor | None:
-        """The output of a usual call; None where there is more to decide."""
+    def at_once(self, module: nn.Module, input: Tensor) -> Tensor | None:
+        """The output of a usual call; None where there is more to decide.
+
+        What is written out here, and not called, takes a step as long as a norm of few rows does.
+        """
         if type(input) is not Tensor:
             return None
         dtype = input.dtype
         if (
             dtype not in self.usual
-            or not (input.is_cuda or input.is_cpu)
+            or not (input.is_cpu or input.is_cuda)
             or input.layout is not torch.strided
             or input.is_nested
             or (self.ranks is not None and input.dim() not in self.ranks)
         ):
             return None
-        weight = None if self.weight_name is None else getattr(module, self.weight_name)
-        bias = None if self.bias_name is None else getattr(module, self.bias_name)
+        is_compiling = torch.compiler.is_compiling()
+        if is_compiling:
+            weight, bias = self.parameters(module)
+        elif torch._C._get_tracing_state():  # as nn.Module asks for it
+            return None
+        else:  # what is a parameter is found at once so
+            there, weight_name, bias_name = module._parameters, self.weight_name, self.bias_name
+            weight = None if weight_name is None else there.get(weight_name)
+            bias = None if bias_name is None else there.get(bias_name)
+            if (weight is None and weight_name) or (bias is None and bias_name):
+                weight, bias = self.parameters(module)
         rank: int | None
         if self.shape_name is not None:
             dims = getattr(module, self.shape_name)
@@ -344,14 +361,15 @@ class Form:
         if bias is not None and (bias.dtype is not dtype or bias.dim() != rank):
             return None
         eps: Any = self.eps if self.eps_name is None else getattr(module, self.eps_name)
-        ours, offset = torch.ops.iree_lnbwd, self.weight_offset
-        if not self.op.centres:
-            found = ours.rms_norm.default(input, weight, bias, dims, eps, offset, False, None)
-        elif offset:
-            found = ours.own_layer_norm.default(input, weight, bias, dims, eps, offset, False, None)
+        ours = torch.ops.iree_lnbwd
+        options: tuple[Any, ...] = ()
+        if not self.has_own_forward:
+            operator = ours.layer_norm.default
         else:
-            found = ours.layer_norm.default(input, weight, bias, dims, eps)
-        output: Tensor = found[0]
+            operator = ours.own_layer_norm.default if self.op.centres else ours.rms_norm.default
+            options = (self.weight_offset, False, None)
+        call = operator if is_compiling else operator._op  # as `functions.direct`
+        output: Tensor = call(input, weight, bias, dims, eps, *options)[0]
         return output
 
     def __call__(
@@ -365,7 +383,7 @@ class Form:
         Returns:
             None where the functions do not take the input, with the parameters that the module has.
         """
-        if self.usual and gate is None and (found := self._at_once(module, input)) is not None:
+        if self.usual and gate is None and (found := self.at_once(module, input)) is not None:
             return found
         weight, bias = self.parameters(module)
         # PyTorch's own norms take None as ones; a class that had a weight may do anything then.
