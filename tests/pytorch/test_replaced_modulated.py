@@ -407,6 +407,22 @@ class Keeps(AdaLN):
         return y * emb + emb
 
 
+class CountsRows(AdaLN):
+    """The size of what passes for a tensor, in a place where PyTorch expects a number."""
+
+    def forward(self, x: Tensor, emb: Tensor) -> Any:
+        y = self.norm(x)
+        return y * emb + emb + torch.arange(y.shape[-1], device=x.device)
+
+
+def test_a_forward_that_counts() -> None:
+    module = CountsRows()
+    x, emb = torch.randn(2, 3, COLUMNS), torch.randn(COLUMNS)
+    expected = module(x, emb)
+    replace_norms(module)
+    torch.testing.assert_close(module(x, emb), expected)
+
+
 @pytest.mark.parametrize(
     "cls",
     [Super, Draws, Decides, Plain, AddsInPlace, Out, InPlace, InPlaceModule, Asks, Keeps],

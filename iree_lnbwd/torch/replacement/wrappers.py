@@ -23,14 +23,18 @@ _CALLS = ("call_function", "call_method")
 
 
 class _Posing(fx.Proxy):
-    """Passes for a tensor where a forward asks whether it is one."""
+    """Passes for a tensor where a forward asks whether it is one.
+
+    It passes for one in C++, too, which then reads its memory where it expects a number: so no size
+    may pose.
+    """
 
     _is_param = False  # or it would pass for a parameter, too
     __class__ = property(lambda self: torch.Tensor)
 
 
 class _Tracer(fx.Tracer):
-    """It does not look into modules. All that they return passes for a tensor.
+    """It does not look into modules. What they return, and products of it, passes for a tensor.
 
     Args:
         put_off: The names of norms whose output does not, as a `Deferred` does not.
@@ -40,6 +44,7 @@ class _Tracer(fx.Tracer):
         super().__init__()
         self._norms = put_off
         self._put_off: set[fx.Node] = set()
+        self._posing: set[fx.Node] = set()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
@@ -50,8 +55,12 @@ class _Tracer(fx.Tracer):
             is_product and self._put_off.intersection(node.all_input_nodes)
         ):
             self._put_off.add(node)
-            return fx.Proxy(node, self)
-        return _Posing(node, self)
+        elif node.op == "call_module" or (
+            is_product and self._posing.intersection(node.all_input_nodes)
+        ):
+            self._posing.add(node)
+            return _Posing(node, self)
+        return fx.Proxy(node, self)
 
     def create_arg(self, a: Any) -> Any:
         return a.node if type(a) is _Posing else super().create_arg(a)
