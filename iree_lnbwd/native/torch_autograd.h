@@ -256,6 +256,9 @@ class NormNode final : public torch::autograd::CppNode<Differentiated> {
  public:
   Kept kept;
 
+  // As profilers and `grad_fn` show it.
+  std::string name() const override { return "IreeNormBackward"; }
+
   variable_list apply(variable_list&& grads) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     return Differentiated::gradients(&ctx_, kept, grads);
