@@ -231,8 +231,7 @@ def tune(shapes: Collection[tuple[int, ...]]) -> None:
     """
     by_device: dict[DeviceUri, list[NormSpec]] = {}
     for spec, uri in modules.in_use():
-        is_plain = not (spec.weight_sets or spec.strided_rows)
-        is_tuned = spec.normalized_shape in shapes and is_plain
+        is_tuned = spec.normalized_shape in shapes and not spec.strided_rows
         if is_tuned and uri.backend != "cpu":
             by_device.setdefault(uri, []).append(spec)
     for uri, specs in by_device.items():

@@ -7,12 +7,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from iree_lnbwd.errors import counted
 from iree_lnbwd.ops.arguments import Array, BoundCall
 from iree_lnbwd.ops.operands import Kind
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules import Forward, OnePass, Schedule, TwoPass, most_few_rows
+from iree_lnbwd.tuning.on_gpu import sets_of_calls
 from iree_lnbwd.verification.judge import Judgement, compare, judge
-from iree_lnbwd.verification.matrix import ADVERSARIAL_ROWS, adversarial_call, random_call
+from iree_lnbwd.verification.matrix import (
+    ADVERSARIAL_ROWS,
+    SOME_SETS,
+    adversarial_call,
+    random_call,
+)
 
 _FEW_ROWS = (1, 37)
 _STEPS = 5  # rows of each walker in the large call: more than any schedule fetches ahead
@@ -68,7 +75,10 @@ def checks(spec: NormSpec, candidates: Iterable[Schedule]) -> Iterator[Check]:
         yield _check(f"{rows} random rows", random_call(spec, rows, rng), is_finite=True)
     yield _check("adversarial rows", adversarial_call(spec, rng), is_finite=False)
     rows = _many_rows(spec, candidates)
-    yield _check(f"{rows} random rows", random_call(spec, rows, rng), is_finite=True)
+    for sets in sets_of_calls(spec, rows):
+        call = random_call(spec, rows, rng, sets or SOME_SETS)
+        said = "" if sets is None else f" of {counted(sets.number, 'set')}"
+        yield _check(f"{rows} random rows{said}", call, is_finite=True)
 
 
 def _check(name: str, call: BoundCall, *, is_finite: bool) -> Check:

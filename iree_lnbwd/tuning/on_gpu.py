@@ -10,6 +10,7 @@ import numpy as np
 from iree_lnbwd.errors import CompileError
 from iree_lnbwd.ops.arguments import Array
 from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.ops.spec import NormSpec, TensorType
 from iree_lnbwd.runtime.gpu_driver import DeviceMemory, Driver
 from iree_lnbwd.runtime.stream_module import LaunchSequence, StreamModule
@@ -19,6 +20,7 @@ from iree_lnbwd.vmfb.description import describe
 
 STREAM = 0  # the GPU's default stream
 _DRAWN = 1 << 22  # elements that are drawn at random for large calls, which repeat them
+_ROWS_OF_SAMPLE, _HEADS = 1024, 32  # of calls whose weight has sets: usual numbers
 _UNWRITTEN = 0xFF  # bytes of results before a call: NaN, in every type
 
 
@@ -40,20 +42,33 @@ class Contender:
         if plans is None:
             raise CompileError(f"{spec.name}: expected kernels that a stream can run")
         self._module = StreamModule(spec, plans, driver, vmfb)
-        self._sequences: dict[int, LaunchSequence] = {}
+        self._sequences: dict[tuple[int, Sets | None], LaunchSequence] = {}
 
-    def sequence(self, rows: int) -> LaunchSequence:
-        """The launches of a call with so many rows, at least 1."""
-        if rows not in self._sequences:
-            self._sequences[rows] = self._module.sequence(rows)
-        return self._sequences[rows]
+    def sequence(self, rows: int, sets: Sets | None) -> LaunchSequence:
+        """The launches of a call with so many rows, at least 1, and a weight of such sets."""
+        if (rows, sets) not in self._sequences:
+            self._sequences[rows, sets] = self._module.sequence(rows, sets)
+        return self._sequences[rows, sets]
+
+
+def sets_of_calls(spec: NormSpec, rows: int) -> tuple[Sets | None, ...]:
+    """The sets of weights that calls are timed and checked with: of samples, and of heads."""
+    if not spec.weight_sets:
+        return (None,)
+    of_samples = Sets(max(1, rows // _ROWS_OF_SAMPLE), _ROWS_OF_SAMPLE)
+    return of_samples.for_rows(rows), Sets(_HEADS, 1)
 
 
 class CallMemory:
     """Memory on a GPU for calls of a spec: its inputs, filled, its results, and scratch."""
 
     def __init__(
-        self, driver: Driver, spec: NormSpec, rows: int, given: Mapping[str, Array] | None = None
+        self,
+        driver: Driver,
+        spec: NormSpec,
+        rows: int,
+        given: Mapping[str, Array] | None = None,
+        sets: int = 1,
     ) -> None:
         """Reserves and fills it.
 
@@ -62,28 +77,31 @@ class CallMemory:
             spec: What is computed.
             rows: M, the most rows of its calls.
             given: The inputs, by name; None draws them at random.
+            sets: The most that the weight has in them, where the spec has sets.
 
         Raises:
             DeviceError: The GPU has too little memory.
         """
         self._driver, self._spec, self._rows = driver, spec, rows
+        self._most = Sets(sets, 1)
         self._scratch: DeviceMemory | None = None
         self._reserved = contextlib.ExitStack()
         try:
-            self._places = {a.name: self._reserve(_nbytes(a, rows)) for a in spec.arguments}
+            self._places = {a.name: self._reserve(self._nbytes(a)) for a in spec.arguments}
             self._fill(_drawn(spec, rows) if given is None else given)
         except BaseException:
             self.close()
             raise
 
-    def call(self, contender: Contender, rows: int) -> Callable[[], None]:
+    def call(self, contender: Contender, rows: int, sets: Sets | None = None) -> Callable[[], None]:
         """What puts a call by a contender on `STREAM`.
 
         Args:
             contender: The contender.
             rows: Of the call: the first ones of this memory.
+            sets: Of its weight, where the spec has some.
         """
-        sequence = contender.sequence(rows)
+        sequence = contender.sequence(rows, sets)
         addresses = [self._places[argument.name] for argument in self._spec.arguments]
 
         def run() -> None:
@@ -92,15 +110,15 @@ class CallMemory:
         self._scratch_of(sequence)  # reserved now: not in a turn
         return run
 
-    def results(self, contender: Contender) -> dict[str, Array]:
+    def results(self, contender: Contender, sets: Sets | None = None) -> dict[str, Array]:
         """The results of a call with all rows, by name; none can be another call's."""
         for result in self._spec.results:
-            self._driver.fill(self._places[result.name], _UNWRITTEN, _nbytes(result, self._rows))
+            self._driver.fill(self._places[result.name], _UNWRITTEN, self._nbytes(result))
         with self._driver.current():
-            self.call(contender, self._rows)()
+            self.call(contender, self._rows, sets)()
         found = {}
         for result in self._spec.results:
-            array = np.empty(result.dims(self._rows), DTYPES[result.dtype].numpy)
+            array = np.empty(result.dims(self._rows, sets), DTYPES[result.dtype].numpy)
             self._driver.read(self._places[result.name], array)
             found[result.name] = array
         return found
@@ -129,15 +147,16 @@ class CallMemory:
         """Writes the inputs, again and again where they are shorter than the memory."""
         for argument in self._spec.inputs:
             array = np.ascontiguousarray(given[argument.name])
-            at, size = self._places[argument.name], _nbytes(argument, self._rows)
+            at, size = self._places[argument.name], self._nbytes(argument)
             flat = array.reshape(-1)
             for start in range(0, size, array.nbytes):
                 rest = min(array.nbytes, size - start)
                 self._driver.write(at + start, flat[: rest // array.itemsize])
 
-
-def _nbytes(argument: TensorType, rows: int) -> int:
-    return int(np.prod(argument.dims(rows))) * DTYPES[argument.dtype].numpy.itemsize
+    def _nbytes(self, argument: TensorType) -> int:
+        """Of an argument, at most."""
+        shape = argument.dims(self._rows, self._most)
+        return int(np.prod(shape)) * DTYPES[argument.dtype].numpy.itemsize
 
 
 def _drawn(spec: NormSpec, rows: int) -> Mapping[str, Array]:

@@ -1,7 +1,7 @@
 """Which of several schedules wins, from times of their calls. Nothing is timed here.
 
 The choice without tuning keeps its place unless another schedule is faster by more than noise at
-many rows, and not slower by more than noise at any fewer.
+many rows, and not slower by more than noise at any fewer, or with any other sets of weights.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ def winner(final: Sequence[Mapping[int, Times]]) -> int:
     """The number of the schedule that wins; 0 is the choice without tuning.
 
     Args:
-        final: The times at many rows, and then at each fewer number of rows. All have the same
-            numbers, 0 among them.
+        final: The times at many rows, and then those of each other call: of fewer rows, or with
+            other sets of weights. All have the same numbers, 0 among them.
     """
-    many, *fewer = final
+    many, *others = final
     for number in sorted(many, key=lambda n: many[n].median):
         if not is_faster(many[number], many[0]):
             return 0
-        if not any(is_faster(times[0], times[number]) for times in fewer):
+        if not any(is_faster(times[0], times[number]) for times in others):
             return number
     return 0

@@ -17,6 +17,7 @@ from iree_lnbwd.errors import CompileError, DeviceError, counted, shown
 from iree_lnbwd.hardware.devices import DeviceUri, Gpu, gpu_of, target_of
 from iree_lnbwd.hardware.products import standing_for
 from iree_lnbwd.hardware.targets import Target
+from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.runtime.gpu_driver import Driver
 from iree_lnbwd.schedules import Forward, Schedule
@@ -24,7 +25,7 @@ from iree_lnbwd.schedules.candidates import sample
 from iree_lnbwd.stores import tuned_folder
 from iree_lnbwd.stores.tuned import GpuSchedule, Tuned, code_sha256, subject, why_stale
 from iree_lnbwd.tuning.checks import Check, checks
-from iree_lnbwd.tuning.on_gpu import STREAM, CallMemory, Contender
+from iree_lnbwd.tuning.on_gpu import STREAM, CallMemory, Contender, sets_of_calls
 from iree_lnbwd.tuning.ranking import Times, finalists, winner
 from iree_lnbwd.tuning.stopwatch import Stopwatch
 
@@ -156,10 +157,6 @@ def _checked(specs: object) -> tuple[NormSpec, ...]:
             raise ValueError(f"specs: expected rows of None, got {spec.rows} of {spec.name}")
         if spec.strided_rows:
             raise ValueError(f"specs: expected rows that follow each other, got {spec.name}")
-        if spec.weight_sets:
-            raise ValueError(
-                f"specs: expected weights without sets, whose schedule is known, got {spec.name}"
-            )
     return tuple(dict.fromkeys(map(subject, given)))
 
 
@@ -198,13 +195,16 @@ class _Tuner:
             return None, wrong
         rows = max(1, _ELEMENTS // norm.columns)
         tell(f"{norm.name}: timing {counted(len(right), 'schedule')} at {counted(rows, 'row')}")
-        with contextlib.closing(CallMemory(self._driver, norm, rows)) as memory:
-            first = self._times(memory, right, rows, _FIRST_TURNS)
+        several = [(m, s) for m in (rows, *(m for m in _FEWER_ROWS if m < rows))
+                   for s in sets_of_calls(norm, m)]  # fmt: skip
+        most = max(1 if sets is None else sets.number for _, sets in several)
+        with contextlib.closing(CallMemory(self._driver, norm, rows, sets=most)) as memory:
+            first = self._times(memory, right, *several[0], _FIRST_TURNS)
             last = [0, *finalists(first, _FINALISTS)]
             tell(f"{norm.name}: timing the fastest {len(last) - 1} beside the choice")
             final = [
-                self._times(memory, {n: right[n] for n in last}, m, _LAST_TURNS)
-                for m in (rows, *(m for m in _FEWER_ROWS if m < rows))
+                self._times(memory, {n: right[n] for n in last}, *of_call, _LAST_TURNS)
+                for of_call in several
             ]
         best = winner(final)
         schedule = right[best].schedule
@@ -226,9 +226,14 @@ class _Tuner:
         ), wrong
 
     def _times(
-        self, memory: CallMemory, contenders: dict[int, Contender], rows: int, turns: int
+        self,
+        memory: CallMemory,
+        contenders: dict[int, Contender],
+        rows: int,
+        sets: Sets | None,
+        turns: int,
     ) -> dict[int, Times]:
-        calls = ((number, memory.call(one, rows)) for number, one in contenders.items())
+        calls = ((number, memory.call(one, rows, sets)) for number, one in contenders.items())
         return self._stopwatch.times(calls, turns)
 
     def _judged(
@@ -263,11 +268,14 @@ class _Tuner:
         wrong: dict[int, str] = {}
         of_choice: dict[str, bytes] = {}
         call = check.call
-        with contextlib.closing(CallMemory(self._driver, norm, call.rows, call.arrays)) as memory:
+        sets = 1 if call.sets is None else call.sets.number
+        with contextlib.closing(
+            CallMemory(self._driver, norm, call.rows, call.arrays, sets)
+        ) as memory:
             for number in sorted(contenders):  # the choice comes first
                 one = contenders[number]
                 try:
-                    results = memory.results(one)
+                    results = memory.results(one, call.sets)
                 except DeviceError as error:
                     wrong[number] = f"{check.name}: {error}"
                     continue

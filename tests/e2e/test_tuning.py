@@ -25,10 +25,13 @@ from iree_lnbwd.compiling import compiler
 from iree_lnbwd.hardware.devices import Gpu
 from iree_lnbwd.hardware.products import find_product
 from iree_lnbwd.hardware.targets import Target, find_target
+from iree_lnbwd.ops.arguments import Array
+from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.schedules import Forward, OnePass, Schedule, schedule_to_dict
 from iree_lnbwd.schedules.candidates import sample
-from iree_lnbwd.stores import tuned_folder
+from iree_lnbwd.stores import tuned_choice, tuned_folder
 from iree_lnbwd.tuning import checks, stopwatch, tuner
+from iree_lnbwd.tuning.on_gpu import CallMemory, Contender
 from iree_lnbwd.tuning.ranking import Times
 from iree_lnbwd.tuning.stopwatch import Stopwatch
 
@@ -171,6 +174,37 @@ def test_the_choice_keeps_its_place_unless_it_is_beaten(
     (again,) = lnbwd.tune(FORWARD, candidates=2, again=True)
     assert again.tuned is not None
     assert again.tuned.schedule == candidates(FORWARD, 2)[1]
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize("spec", [FORWARD, BACKWARD], ids=lambda spec: spec.op)
+def test_weights_with_sets(
+    spec: NormSpec, gpu: EmulatedDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are tuned by themselves. What is wrong with the sets of heads alone is wrong."""
+    of_sets = replace(spec, weight_sets=True)
+    monkeypatch.setattr(Clock, "microseconds", {0: 100.0, 1: 10.0, 2: 50.0})
+    said: list[str] = []
+    first, second, third = candidates(of_sets, 3)
+    results = CallMemory.results
+
+    def wrong(memory: CallMemory, contender: Contender, sets: Sets | None) -> dict[str, Array]:
+        found = results(memory, contender, sets)
+        if contender.schedule == second and sets == Sets(32, 1):
+            found[next(iter(found))][-1] = 99
+        return found
+
+    monkeypatch.setattr(CallMemory, "results", wrong)
+    with pytest.warns(RuntimeWarning, match=r"^tune: please report: .* of 32 sets: "):
+        (outcome,) = lnbwd.tune(of_sets, candidates=3, progress=said.append)
+    assert_all_given_back(gpu)
+    (wrong_one,) = outcome.wrong
+    assert str(second) in wrong_one
+    tuned = outcome.tuned
+    assert tuned is not None
+    assert (tuned.spec, tuned.chosen, tuned.schedule) == (of_sets, first, third)
+    assert tuned_folder.find(spec, SM_90, GPU) is None
+    assert tuned_choice.for_product(of_sets, SM_90, find_product("h200")) == tuned
 
 
 def sabotage(victim: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.gpu
 SPECS = (
     NormSpec((6656,), "bf16"),
     NormSpec((6656,), "bf16", op="layer_norm", eps=1e-5, residual_dtype="bf16"),
+    NormSpec((1152,), "bf16", weight_sets=True),
 )
 SECONDS = 60
 
