@@ -33,6 +33,9 @@ class Arrays(Protocol):
     def extent(self, name: str, array: Any, tensor: TensorAttributes) -> Extent:
         """The memory from the first to the last element of an array that was checked."""
 
+    def is_aligned(self, array: Any) -> bool:
+        """Whether a module for strided rows can use it where it lies."""
+
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], alignment: int) -> Any:
         """A new array; its address is a multiple of ``alignment``, where one can ask for it."""
 
@@ -80,6 +83,9 @@ class _HostArrays:
     def extent(self, name: str, array: Any, tensor: TensorAttributes) -> Extent:
         return _extent(name, array.__array_interface__["data"][0], tensor)
 
+    def is_aligned(self, array: Any) -> bool:
+        return bool(array.flags.aligned)
+
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], alignment: int) -> Any:
         return aligned_empty(shape, dtype, alignment)
 
@@ -103,6 +109,9 @@ class _GpuArrays:
     def extent(self, name: str, array: Any, tensor: TensorAttributes) -> Extent:
         (address,), _ = self._framework.addresses((array,))
         return _extent(name, address, tensor)
+
+    def is_aligned(self, array: Any) -> bool:
+        return self._framework.describe("", array).strides is not None
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], alignment: int) -> Any:
         return self._framework.empty(self._like, shape, dtype)

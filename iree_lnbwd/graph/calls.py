@@ -1,14 +1,14 @@
 """From a valid graph to calls of ops: which module, which tensors, and how each is seen.
 
-Modules know rows and columns only. So each tensor is seen with its dimensions in the order in which
-X lies in memory: rows and columns of that order are the same rows, and the same columns in another
-order, which is one order for all tensors of a node.
+Each tensor is seen with its dimensions in the order in which X lies in memory: rows and columns of
+that order are the same rows, and the same columns in another order, which is one order for all
+tensors of a node. Where rows do not follow each other, the module is one for strided rows.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from iree_lnbwd.graph import ordering
@@ -17,6 +17,7 @@ from iree_lnbwd.graph.nodes import GraphAttributes, Node, Port
 from iree_lnbwd.graph.tensors import TensorAttributes, is_packed, memory_order
 from iree_lnbwd.ops.operands import Kind, names
 from iree_lnbwd.ops.spec import NormSpec
+from iree_lnbwd.ops.strides import arranged
 
 
 @dataclass(frozen=True)
@@ -26,14 +27,16 @@ class View:
     Attributes:
         uid: The tensor.
         order: Its dimensions, in the order in which they are seen.
-        shape: [M, N], [M, 1], [N] or [G, N], which these dimensions are then.
-        in_place: Whether that is a view of an array with the tensor's strides.
+        shape: [..., N], [..., 1], [N] or [G, N], which these dimensions are then.
+        in_place: Whether modules take that as a view of an array with the tensor's strides.
+        is_strided: Whether those are modules for strided rows.
     """
 
     uid: int
     order: tuple[int, ...]
     shape: tuple[int, ...]
     in_place: bool
+    is_strided: bool
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ def _call(
         for p in placed
         if p.name in node.outputs and views[p.name].uid in needed
     }
-    _, columns = arguments["input"].shape
+    columns = arguments["input"].shape[-1]
     if not results:
         return None
     computes_statistics = not op.is_backward or "rstd" not in arguments
@@ -105,6 +108,7 @@ def _call(
         op=op.name,
         output_dtype=types.get("output"),
         weight_sets=node.kind.of_samples,
+        strided_rows=any(view.is_strided for view in views.values()),
     )
     x = tensors[node.uids["X"]]
     unread = {
@@ -133,8 +137,27 @@ def _view(port: Port, node: Node, tensors: Mapping[int, TensorAttributes]) -> Vi
         case _:  # of as many dimensions as are normalized, after ones, or samples and ones
             ones = own - len(normalized)
             order = (*range(ones), *(axis - split + ones for axis in normalized))
-    shape = _shape(port.kind, node, x)
-    return View(uid, order, shape, is_packed(tensor.dim, tensor.stride, order))
+    shape, packed = _shape(port.kind, node, x), is_packed(tensor.dim, tensor.stride, order)
+    strided = (
+        not packed and port.kind is Kind.CELLS and _has_two_strides(tensor, leading, normalized)
+    )
+    return View(uid, order, shape, packed or strided, strided)
+
+
+def _has_two_strides(
+    tensor: TensorAttributes, leading: Sequence[int], normalized: Sequence[int]
+) -> bool:
+    """Whether rows are dense, apart, and where two strides say."""
+    both = (leading, normalized)
+    sizes, row = (tuple(tensor.dim[axis] for axis in axes) for axes in both)
+    strides, of_row = (tuple(tensor.stride[axis] for axis in axes) for axes in both)
+    if not is_packed(row, of_row, range(len(row))):
+        return False
+    columns = math.prod(row)
+    found = arranged(sizes, columns, (("", strides),), ("",))
+    return found is not None and found.of("").are_apart(
+        math.prod(sizes), columns, found.inner_count
+    )
 
 
 def _leading(node: Node, x: TensorAttributes) -> tuple[int, ...]:
@@ -152,13 +175,13 @@ def _rows_per_set(node: Node, x: TensorAttributes) -> int:
 
 def _shape(kind: Kind, node: Node, x: TensorAttributes) -> tuple[int, ...]:
     """The shape of a tensor for a module that normalizes one dimension."""
-    split = len(x.dim) - node.normalized_dim_count
-    rows, columns = math.prod(x.dim[:split]), math.prod(x.dim[split:])
+    columns = math.prod(x.dim[len(x.dim) - node.normalized_dim_count :])
+    rows = tuple(x.dim[axis] for axis in _leading(node, x))
     match kind:
         case Kind.CELLS:
-            return (rows, columns)
+            return (*rows, columns)
         case Kind.ROWS:
-            return (rows, 1)
+            return (*rows, 1)
     return (x.dim[0], columns) if node.kind.of_samples else (columns,)
 
 

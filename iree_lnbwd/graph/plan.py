@@ -115,7 +115,7 @@ def _run(
             room = kind.empty(tuple(dim[axis] for axis in view.order), dtype, module.alignment)
             bound[view.uid] = arrays.reordered(room, _inverse(view.order))
             out[result.name] = arrays.seen(room, range(len(dim)), view.shape)
-        elif view.in_place:
+        elif view.in_place and (not view.is_strided or kind.is_aligned(bound[view.uid])):
             out[result.name] = arrays.seen(bound[view.uid], view.order, view.shape)
         else:
             out[result.name] = kind.empty(view.shape, dtype, module.alignment)

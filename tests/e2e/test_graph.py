@@ -85,8 +85,40 @@ def test_gaps_between_rows() -> None:
     pack = {inputs[port]: array for port, array in given.items()}
     graph.execute(pack | {outputs[port]: array for port, array in results.items()})
     check(graph, "layernorm", given, results)
+    assert [spec.strided_rows for spec in graph.specs] == [True]
     assert (np.delete(room, range(1, 5), axis=1) == 7).all()
     assert (np.delete(mean, range(0, 15, 3)) == 7).all()
+
+
+@pytest.mark.parametrize("y_place", ["packed", "of qkv", "heads first", "interleaved"])
+@pytest.mark.parametrize("x_place", ["packed", "of qkv", "heads first"])
+def test_rows_where_they_lie(x_place: str, y_place: str) -> None:
+    """X is q of a packed qkv or dense; DX is, too, or has three strides in X's order: a copy."""
+    dim = batch, length, heads, columns = 2, 3, 4, 5
+    rooms = {
+        "packed": np.full(dim, 7.0),
+        "of qkv": np.full((batch, length, 3, heads, columns), 7.0)[:, :, 1],
+        "heads first": np.full((batch, heads, length, columns), 7.0).transpose(0, 2, 1, 3),
+        "interleaved": np.full((length, batch, 2, heads, columns), 7.0)[:, :, 1].swapaxes(0, 1),
+    }
+    rng = random_generator()
+    x = rooms[x_place].copy(order="K") if x_place == "packed" else rooms[x_place]
+    x[:] = normal(rng, "f64", dim)
+    given = {"X": x, "SCALE": normal(rng, "f64", (columns,)), "DY": normal(rng, "f64", dim)}
+    graph, inputs, outputs = node("layernorm_backward", given)
+    y = rooms[y_place].copy() if y_place == x_place else rooms[y_place]
+    outputs["DX"].set_stride([step // 8 for step in y.strides])
+    graph.build()
+    in_place = x_place == "of qkv" or (x_place, y_place) == ("packed", "of qkv")
+    assert [spec.strided_rows for spec in graph.specs] == [in_place]
+    results = {"DX": y, **{port: empty_for(outputs[port]) for port in ("DSCALE", "DBIAS")}}
+    pack = {inputs[port]: array for port, array in given.items()}
+    graph.execute(pack | {outputs[port]: array for port, array in results.items()})
+    check(graph, "layernorm_backward", given, results)
+    for place, room in rooms.items():
+        whole = room if room.base is None else room.base
+        count = whole.size - (room.size if room is x or room is y else 0)
+        assert (whole == 7).sum() == count, place
 
 
 # --- several nodes ----------------------------------------------------------------------------
@@ -382,3 +414,26 @@ def test_orders_in_memory_on_a_gpu(emulated: Namespace, scale_order: str, y_orde
     pack = {inputs["X"]: on_gpu(x, "NHWC"), inputs["SCALE"]: kept, inputs["BIAS"]: kept}
     graph.execute(pack | {outputs[port]: room for port, room in rooms.items()})
     check(graph, "layernorm", given, {port: room.numpy() for port, room in rooms.items()})
+
+
+@pytest.mark.parametrize("shift", [0, 4])
+def test_rows_beside_others_on_a_gpu(emulated: Namespace, shift: int) -> None:
+    """They are used where they lie; those that do not begin where an access does are copied."""
+    rng = random_generator()
+    given = {"X": normal(rng, "f32", (2, 3, 8)), "SCALE": normal(rng, "f32", (1, 1, 8))}
+    graph, inputs, outputs = node("rmsnorm", given)
+    for tensor in (inputs["X"], outputs["Y"]):
+        tensor.set_stride((72, 24, 1))
+    graph.build("cuda")
+    assert [spec.strided_rows for spec in graph.specs] == [True]
+    rooms = {
+        "Y": emulated.beside_others(np.zeros((2, 3, 8), np.float32), shift=shift),
+        "INV_RMS": emulated.asarray(np.zeros((2, 3, 1), np.float32)),
+    }
+    pack = {inputs["X"]: emulated.beside_others(given["X"])}
+    pack[inputs["SCALE"]] = emulated.asarray(given["SCALE"])
+    graph.execute(pack | {outputs[port]: room for port, room in rooms.items()})
+    check(graph, "rmsnorm", given, {port: room.numpy() for port, room in rooms.items()})
+    room = rooms["Y"].room
+    assert room is not None
+    assert (room.numpy()[:, :, 1:] == -77).all()
