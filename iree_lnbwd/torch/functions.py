@@ -283,7 +283,7 @@ def _is_usual(
 
 def direct(operator: Any) -> Any:
     """What an operator calls and nothing else, where no compiler looks for the operator."""
-    return operator if torch.compiler.is_compiling() else operator._op
+    return operator if torch.compiler.is_dynamo_compiling() else operator._op
 
 
 def has_sets(

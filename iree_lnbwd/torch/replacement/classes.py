@@ -43,7 +43,7 @@ class ReplacedNorm(nn.Module):
         What our functions do not take is the own forward's, in results and in errors. So is what
         TorchScript and torch.fx trace, and what there is no module for.
         """
-        form = form_of(self)
+        form: Form = self._iree_lnbwd_form  # as `form_of`
         output = None
         if form.usual and len(inputs) == 1 and not named:
             if not form.has_own_forward:  # then it cannot lack a module

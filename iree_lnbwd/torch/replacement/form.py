@@ -336,7 +336,7 @@ class Form:
             or (self.ranks is not None and input.dim() not in self.ranks)
         ):
             return None
-        is_compiling = torch.compiler.is_compiling()
+        is_compiling = torch.compiler.is_dynamo_compiling()
         if is_compiling:
             weight, bias = self.parameters(module)
         elif torch._C._get_tracing_state():  # as nn.Module asks for it
