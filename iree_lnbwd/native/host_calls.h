@@ -125,7 +125,10 @@ void run_on_host(const HostLaunch& launch, const int64_t* pointers, const Parall
                                  launch.constants.data(),
                                  own.data(),
                                  launch.lengths.data()};
-  const int64_t at_least = kLeastShare / std::max<size_t>(launch.share(), 1);
+  // A pool wakes all of its threads, so there has to be enough for two.
+  const size_t share = std::max<size_t>(launch.share(), 1);
+  const bool pays = share * launch.count() >= 2 * kLeastShare;
+  const int64_t at_least = pays ? kLeastShare / share : launch.count();
   const auto run = [&](int64_t begin, int64_t end) { run_workgroups(launch, dispatch, begin, end); };
   if (is_forked()) return run(0, launch.count());
   parallel(launch.count(), std::max<int64_t>(at_least, 1), run);
