@@ -25,6 +25,25 @@ inline void use_large_pages(const at::Tensor& tensor) {
 #endif
 }
 
+// In a child of fork, PyTorch's kernels run on the calling thread while this is there: its pool has no
+// threads any more, and would wait for them for ever.
+class OwnThreadIfForked {
+ public:
+#ifdef _OPENMP
+  OwnThreadIfForked() : before_(is_forked() ? omp_get_max_threads() : 0) {
+    if (before_) omp_set_num_threads(1);
+  }
+  ~OwnThreadIfForked() {
+    if (before_) omp_set_num_threads(before_);
+  }
+  OwnThreadIfForked(const OwnThreadIfForked&) = delete;
+  OwnThreadIfForked& operator=(const OwnThreadIfForked&) = delete;
+
+ private:
+  const int before_;
+#endif
+};
+
 inline void run_on_pytorchs_threads(const Call& call, const int64_t* pointers) {
   for (const HostLaunch& launch : call.host_launches) {
     run_on_host(launch, pointers, [](int64_t count, int64_t at_least, const auto& run) {

@@ -167,6 +167,7 @@ inline void forward_by_pytorch(const Norm& norm, const Taken& taken, Stack* stac
     return tensor ? std::optional<Tensor>(*tensor) : std::nullopt;
   };
   const IValue& dims = taken.normalized_shape;
+  [[maybe_unused]] const OwnThreadIfForked own_thread;
   auto [output, mean, rstd] =
       dims.isIntList()
           ? at::native_layer_norm(input, dims.toDimVector(), given(weight), given(bias),

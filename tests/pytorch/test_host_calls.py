@@ -315,6 +315,27 @@ assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.drawn
+def test_a_child_of_fork_takes_pytorchs_forward_on_its_own_thread() -> None:
+    """Called by itself, it hangs there."""
+    run(
+        """
+def of(x):
+    ours = torch.ops.iree_lnbwd.layer_norm.default
+    return b"".join(t.numpy().tobytes() for t in ours(x, weight, None, [512], 1e-6))
+
+expected = of(x)
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    assert of(x) == expected
+    assert torch.get_num_threads() == 2
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    )
+
+
+@pytest.mark.drawn
 def test_a_child_of_fork_where_the_operators_are_loaded_first() -> None:
     """The parent used ATen's threads, and has imported us."""
     script = """
