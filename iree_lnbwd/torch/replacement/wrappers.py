@@ -5,7 +5,9 @@ from __future__ import annotations
 import dis
 import inspect
 import operator
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from inspect import getattr_static
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -20,50 +22,22 @@ _PRODUCTS = (operator.mul, torch.mul, torch.multiply, "mul", "multiply")
 _IN_PLACE = frozenset(name for name in vars(operator) if name.startswith("i") and "_" not in name)
 _SUMS = (operator.add, torch.add, "add")
 _CALLS = ("call_function", "call_method")
+_ASKING = ("isinstance", "issubclass", "type", "is_tensor", "is_tensor_like")
 
 
-class _Posing(fx.Proxy):
-    """Passes for a tensor where a forward asks whether it is one.
-
-    It passes for one in C++, too, which then reads its memory where it expects a number: so no size
-    may pose.
-    """
-
-    _is_param = False  # or it would pass for a parameter, too
-    __class__ = property(lambda self: torch.Tensor)
+_HAS_GRADIENTS = "has_gradients"  # of a node: whether they are recorded there
 
 
 class _Tracer(fx.Tracer):
-    """It does not look into modules. What they return, and products of it, passes for a tensor.
-
-    Args:
-        put_off: The names of norms whose output does not, as a `Deferred` does not.
-    """
-
-    def __init__(self, put_off: Collection[str] = ()) -> None:
-        super().__init__()
-        self._norms = put_off
-        self._put_off: set[fx.Node] = set()
-        self._posing: set[fx.Node] = set()
+    """It does not look into modules."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
 
-    def proxy(self, node: fx.Node) -> fx.Proxy:
-        is_product = node.op in _CALLS and node.target in _PRODUCTS
-        if (node.op == "call_module" and node.target in self._norms) or (
-            is_product and self._put_off.intersection(node.all_input_nodes)
-        ):
-            self._put_off.add(node)
-        elif node.op == "call_module" or (
-            is_product and self._posing.intersection(node.all_input_nodes)
-        ):
-            self._posing.add(node)
-            return _Posing(node, self)
-        return fx.Proxy(node, self)
-
-    def create_arg(self, a: Any) -> Any:
-        return a.node if type(a) is _Posing else super().create_arg(a)
+    def create_node(self, *arguments: Any, **options: Any) -> fx.Node:
+        node = super().create_node(*arguments, **options)
+        node.meta[_HAS_GRADIENTS] = torch.is_grad_enabled()
+        return node
 
 
 def modulation_of(module: nn.Module, forms: Mapping[nn.Module, Form]) -> Modulation | None:
@@ -80,8 +54,8 @@ def modulation_of(module: nn.Module, forms: Mapping[nn.Module, Form]) -> Modulat
     code = getattr(forward, "__code__", None)
     if code is None or forward.__closure__ or hasattr(forward, "_torchdynamo_orig_callable"):
         return None  # ``super()`` would see that its forward gets a `View`, others may
-    if any(map(_changes_in_place, dis.get_instructions(code))):
-        return None
+    if any(map(_changes_in_place, dis.get_instructions(code))) or _asks_for_types(forward, module):
+        return None  # what is put off is no tensor
     graph = _traced(module)
     if graph is None:
         return None
@@ -91,41 +65,39 @@ def modulation_of(module: nn.Module, forms: Mapping[nn.Module, Form]) -> Modulat
         uses = [use for call in calls for use in call.users]
         if not uses or not is_simple(forms[norm]) or not _are(uses, _PRODUCTS):
             continue
+        if any(map(_is_in_a_function, calls)):
+            continue
         norms[name] = all(use.users and _are(use.users, _SUMS) for use in uses)
-    if not norms or _said(graph) != _said(_traced(module, norms)):
+    if not norms:
         return None
     return Modulation(norms, forms[children[next(iter(norms))]].op.centres)
+
+
+def _is_in_a_function(call: fx.Node) -> bool:
+    """Whether what a norm returns is used in one of autograd's, which finds no tensor then."""
+    uses = {*call.users, *(use for product in call.users for use in product.users)}
+    return bool(call.meta[_HAS_GRADIENTS]) and not all(u.meta[_HAS_GRADIENTS] for u in uses)
 
 
 def _are(nodes: Iterable[fx.Node], targets: tuple[Any, ...]) -> bool:
     return all(n.op in _CALLS and n.target in targets for n in nodes)
 
 
-def _said(graph: fx.Graph | None) -> list[str]:
-    """All that a graph computes, to be compared."""
-    return [] if graph is None else [f"{node.target} {node.format_node()}" for node in graph.nodes]
-
-
-def _traced(module: nn.Module, put_off: Collection[str] = ()) -> fx.Graph | None:
-    """Its forward, without values; None if that has effects, or decides by values.
-
-    Args:
-        module: A wrapper.
-        put_off: The names of norms whose output is no tensor.
-    """
+def _traced(module: nn.Module) -> fx.Graph | None:
+    """Its forward, without values; None if that has effects, or decides by values."""
     copied: nn.Module = object.__new__(type(module))  # what it sets, it sets there
     vars(copied).update({
         name: value.copy() if isinstance(value, (dict, list, set)) else value
         for name, value in vars(module).items()
     })  # fmt: skip
     try:
-        with torch.device("cpu"), effects.observed() as mode:
+        with torch.device("cpu"), torch.enable_grad(), effects.observed() as mode:
             mode.begin()
-            graph = _Tracer(put_off).trace(copied)
+            graph = _Tracer().trace(copied)
     except Exception:  # code that is not ours
         return None
     kept = (each for value in vars(copied).values() for each in _elements(value))
-    if any(type(each) in (fx.Proxy, _Posing) for each in kept):
+    if any(isinstance(each, fx.Proxy) for each in kept):
         return None  # which a `Deferred` would be in, later
     return None if any(_node_changes_in_place(module, node) for node in graph.nodes) else graph
 
@@ -135,6 +107,33 @@ def _elements(value: object) -> Collection[object]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list | set) else ()
+
+
+def _asks_for_types(forward: FunctionType, module: nn.Module) -> bool:
+    """Whether a forward, or a function or a method of the module that it calls, asks for types."""
+    seen: set[FunctionType] = set()
+    waiting = [forward]
+    while waiting:
+        function = waiting.pop()
+        if function in seen or function.__module__.partition(".")[0] == "torch":
+            continue
+        seen.add(function)
+        for each in _instructions(function.__code__):
+            name = each.argval
+            if name in _ASKING and (each.opname == "LOAD_GLOBAL" or name.startswith("is_")):
+                return True
+            if isinstance(name, str) and each.opname.startswith("LOAD_"):
+                found = (function.__globals__.get(name), getattr_static(type(module), name, None))
+                waiting += [f for f in found if isinstance(f, FunctionType)]
+    return False
+
+
+def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
+    """Those of a function, and of what is written in it."""
+    yield from dis.get_instructions(code)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _instructions(constant)
 
 
 def _changes_in_place(instruction: dis.Instruction) -> bool:
