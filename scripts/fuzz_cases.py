@@ -232,7 +232,7 @@ def _beside(array: Any) -> bytes | None:
         steps = (array.shape, array.stride(), array.storage_offset() - whole.storage_offset())
         if copy.dtype == array.dtype and whole.is_contiguous():
             copy.as_strided(*steps).zero_()
-            return bytes(copy.contiguous().view(torch.uint8).numpy().tobytes())
+            return bytes(copy.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return None
     if whole.dtype != array.dtype or not whole.flags.c_contiguous:
         return None

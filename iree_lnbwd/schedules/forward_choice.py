@@ -42,6 +42,14 @@ _EARLY_ELEMENTS_OF_THREAD = 8
 # Rows of more threads than that stay narrow: 4096 x 16384 in bf16 took an H200 63.1 us in place of
 # 67.5, with three workgroups on a multiprocessor in place of two.
 _PACKED_THREADS = 256
+# Rows whose weight is their set's: few rows share one, so that it comes from the L2 cache, and is
+# loaded with the row. A thread has more elements of f32, workgroups are smaller, and a thread gets
+# the registers that it needs: so many, by the bytes of an element, and two for each element. From
+# 1063 schedules of 9 widths from 896 to 5120, on an H200.
+_ELEMENTS_OF_SETS = {2: 22, 4: 15}
+_WARPS_OF_SETS = 2
+_REGISTERS_OF_SETS = {2: 8, 4: 32}
+_REGISTER_FILE = 1 << 16  # of a multiprocessor
 _FEW_ROWS = 256  # up to which a call has few
 _FEW_ELEMENTS = 1 << 20  # likewise
 _MOST_THREADS = 1024  # that share a row that is not in registers
@@ -97,7 +105,9 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
     has_two = has_residual or spec.gate is not None
     is_head = _is_head(spec, vector)
     is_light_head = is_head and is_narrow and not spec.family.centres
-    warps = _HEAD_WARPS if is_head and not is_light_head else _WARPS
+    has_sets = _has_sets(spec, vector)
+    usual_warps = _WARPS_OF_SETS if has_sets else _WARPS
+    warps = _HEAD_WARPS if is_head and not is_light_head else usual_warps
     rows = max(1, warps * lanes // threads)
     if spec.rows is not None:
         rows = min(rows, -(-spec.rows // product.processors))
@@ -113,13 +123,17 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
         and threads > _PACKED_THREADS
     )
     busy = _BUSIER if packs or (is_light and spec.has(ADDED_BIAS)) else _BUSY
+    if has_sets:
+        registers = _REGISTERS_OF_SETS[bytes_of(normalized(spec))] + 2 * chunks * vector
+        busy = _REGISTER_FILE // registers
     few_elements = chunks * vector <= _EARLY_ELEMENTS_OF_THREAD
     is_short = spec.columns <= _EARLY_COLUMNS and few_elements
     fits_early = is_head or has_residual or is_short
     # The weights would take registers beside a gate's, until the row's sums are there: bf16 of 128
     # and 2048 columns went from 91 and 85 % of the ceiling to 98 and 90, f32 of 7160 from 88 to 104
     # (H200, after the norm).
-    early = weighs(spec) and spec.gate is None and (is_light_head or (fits_early and not is_narrow))
+    fits_early = is_light_head or has_sets or (fits_early and not is_narrow)
+    early = weighs(spec) and spec.gate is None and fits_early
     # f32 rows of two tensors take the registers that they need, and so do many narrow accesses.
     is_free = (has_residual and not is_narrow) or _is_slow(spec, vector) or is_head
     return Forward(
@@ -163,6 +177,7 @@ def _shared_out(spec: NormSpec, lanes: int, vector: int) -> tuple[int, int] | No
 
     def misses(way: tuple[int, int]) -> float:
         usual = _HEAD_ELEMENTS[size] if _is_head(spec, vector) else _ELEMENTS[size]
+        usual = _ELEMENTS_OF_SETS[size] if _has_sets(spec, vector) else usual
         best = _ELEMENTS_OF_NARROW_ACCESSES if is_slow else usual
         return abs(math.log2(way[0] * vector / best))
 
@@ -172,6 +187,13 @@ def _shared_out(spec: NormSpec, lanes: int, vector: int) -> tuple[int, int] | No
 def _is_slow(spec: NormSpec, vector: int) -> bool:
     """Whether accesses are so narrow that their number decides."""
     return vector * bytes_of(normalized(spec)) <= WORD_BYTES
+
+
+def _has_sets(spec: NormSpec, vector: int) -> bool:
+    """Whether a forward's weight has sets, and its rows are as those that were measured."""
+    is_one = spec.weight_sets and not spec.family.is_backward and spec.gate is None
+    is_known = bytes_of(normalized(spec)) in _ELEMENTS_OF_SETS and not _is_slow(spec, vector)
+    return is_one and is_known and not _is_head(spec, vector)
 
 
 def _is_head(spec: NormSpec, vector: int) -> bool:
