@@ -364,12 +364,6 @@ def test_host_programs_launch_what_streams_launch() -> None:
             assert [kernel[:3] for kernel in kernels] == expected, (spec.name, rows)
 
 
-def test_tuning_refuses_sets() -> None:
-    spec = spec_of("rms_norm", 8, "f32", weight_sets=True)
-    with pytest.raises(ValueError, match="specs: expected weights without sets"):
-        lnbwd.tune(spec, "cuda")
-
-
 def test_specs() -> None:
     spec = NormSpec((8,), weight_sets=True)
     assert NormSpec.from_dict(spec.to_dict()) == spec
