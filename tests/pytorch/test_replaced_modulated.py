@@ -446,6 +446,41 @@ def test_a_forward_of_what_cannot_be_traced(cls: type[AdaLN]) -> None:
     torch.testing.assert_close(computed(), expected)
 
 
+class AddsOne(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.add_(1)
+
+
+class ChangesLater(AdaLN):
+    """A module changes a view of the norm's input before the output is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adds = AddsOne()
+
+    def forward(self, x: Tensor, emb: Tensor) -> Any:
+        y = self.norm(x)
+        self.adds(x.view(-1))
+        return y * emb + emb
+
+
+class ChangesElse(ChangesLater):
+    def forward(self, x: Tensor, emb: Tensor) -> Any:
+        y = self.norm(x)
+        return y * emb + self.adds(emb + 1.0)
+
+
+@pytest.mark.parametrize(("cls", "is_kept"), [(ChangesLater, True), (ChangesElse, False)])
+def test_modules_that_may_change_the_input(cls: type[AdaLN], is_kept: bool) -> None:
+    """Under ``torch.compile`` nothing else would tell."""
+    own = cls()
+    ours = copy.deepcopy(own)
+    replace_norms(ours)
+    assert isinstance(ours, ReplacedWrapper) != is_kept
+    x, emb = torch.randn(2, 3, COLUMNS), torch.randn(COLUMNS)
+    torch.testing.assert_close(ours(x.clone(), emb), own(x.clone(), emb))
+
+
 @pytest.mark.parametrize(
     "cls",
     [Super, Draws, Decides, Plain, AddsInPlace, Out, InPlace, InPlaceModule, Asks, Keeps],

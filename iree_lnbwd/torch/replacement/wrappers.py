@@ -60,12 +60,17 @@ def modulation_of(module: nn.Module, forms: Mapping[nn.Module, Form]) -> Modulat
     if graph is None:
         return None
     norms: dict[str, bool] = {}
+    others = {
+        name
+        for name, each in module.named_modules()
+        if each not in forms and type(each).__module__.partition(".")[0] != "torch"
+    }
     for name, norm in children.items():
         calls = [node for node in graph.nodes if node.op == "call_module" and node.target == name]
         uses = [use for call in calls for use in call.users]
         if not uses or not is_simple(forms[norm]) or not _are(uses, _PRODUCTS):
             continue
-        if any(map(_is_in_a_function, calls)):
+        if any(_is_in_a_function(call) or _may_change(graph, call, others) for call in calls):
             continue
         norms[name] = all(use.users and _are(use.users, _SUMS) for use in uses)
     if not norms:
@@ -77,6 +82,38 @@ def _is_in_a_function(call: fx.Node) -> bool:
     """Whether what a norm returns is used in one of autograd's, which finds no tensor then."""
     uses = {*call.users, *(use for product in call.users for use in product.users)}
     return bool(call.meta[_HAS_GRADIENTS]) and not all(u.meta[_HAS_GRADIENTS] for u in uses)
+
+
+def _may_change(graph: fx.Graph, call: fx.Node, others: Collection[str]) -> bool:
+    """Whether modules get a norm's input, a factor, or views of them before the output is used.
+
+    Args:
+        graph: A wrapper's.
+        call: Of the norm.
+        others: The names of modules that may change what they get.
+    """
+    nodes = list(graph.nodes)
+    ends = (nodes.index(use) for product in call.users for use in (product, *product.users))
+    between = nodes[nodes.index(call) + 1 : max(ends)]
+    given = {node for node in between if node.op == "call_module" and node.target in others}
+    if not given:
+        return False
+    views = [node for node in nodes if node.op in _CALLS and not _is_arithmetic(node)]
+    shared = {*call.all_input_nodes, *(f for use in call.users for f in use.all_input_nodes)}
+    shared.discard(call)
+    found: set[fx.Node] = set()
+    while found != shared:
+        found = set(shared)
+        for view in views:
+            if found.intersection((view, *view.all_input_nodes)):
+                shared.update((view, *view.all_input_nodes))
+    return any(shared.intersection(node.all_input_nodes) for node in given)
+
+
+def _is_arithmetic(node: fx.Node) -> bool:
+    """Whether it returns a new tensor, for certain."""
+    of_python = getattr(node.target, "__module__", "") == "_operator"
+    return node.target in (*_PRODUCTS, *_SUMS) or (of_python and node.target != operator.getitem)
 
 
 def _are(nodes: Iterable[fx.Node], targets: tuple[Any, ...]) -> bool:
