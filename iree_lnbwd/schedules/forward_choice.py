@@ -125,7 +125,7 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
     busy = _BUSIER if packs or (is_light and spec.has(ADDED_BIAS)) else _BUSY
     if has_sets:
         registers = _REGISTERS_OF_SETS[bytes_of(normalized(spec))] + 2 * chunks * vector
-        busy = _REGISTER_FILE // registers
+        busy = min(MOST_BUSY, _REGISTER_FILE // registers)
     few_elements = chunks * vector <= _EARLY_ELEMENTS_OF_THREAD
     is_short = spec.columns <= _EARLY_COLUMNS and few_elements
     fits_early = is_head or has_residual or is_short

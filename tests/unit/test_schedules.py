@@ -297,6 +297,19 @@ def test_forwards_of_every_width_are_legal(target: Target, op: str) -> None:
 
 @pytest.mark.parametrize("target", GPUS, ids=lambda target: target.name)
 @pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
+def test_forwards_with_sets_are_legal_at_every_width(target: Target, op: str) -> None:
+    rng = random.Random(f"{target.name} {op}")
+    for columns in (*range(1, 60), *(rng.randint(60, 20000) for _ in range(20))):
+        for dtype in ("f32", "bf16"):
+            more = rng.choice(({}, {"residual_dtype": dtype}, {"gate": "before"}, {"rows": 37}))
+            spec = NormSpec((columns,), dtype, op=op, eps=1e-5, weight_sets=True, **more)
+            how = schedules.choose(spec, target)
+            assert isinstance(how, Forward)
+            assert all(form.illegal(spec, target) is None for form in how.forms(spec)), spec
+
+
+@pytest.mark.parametrize("target", GPUS, ids=lambda target: target.name)
+@pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
 def test_a_fused_residual_leaves_the_order_of_a_rows_sums(target: Target, op: str) -> None:
     """So that the sum with a residual has the bits of one that was made before."""
     for columns in (
