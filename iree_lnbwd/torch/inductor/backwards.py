@@ -227,7 +227,7 @@ def _with_copy(call: Call) -> bool:
     for cast in casts:
         if cast.args[1] == narrow:
             with graph.inserting_before(cast):
-                copy = graphs.like(graph, copied, cast)
+                copy = graphs.like(graph, copied, cast.args[0])
             cast.replace_all_uses_with(copy)
             graph.erase_node(cast)
     return True
