@@ -353,7 +353,7 @@ def _every_third(array: Array) -> Array:
 
 def _among_nans(array: Array, axis: int) -> Array:
     room = np.full((*array.shape[:axis], 3, *array.shape[axis:]), np.nan, array.dtype)
-    part: Array = np.moveaxis(room, axis, 0)[1]
+    part: Array = np.moveaxis(room, axis, 0)[1, ...]
     part[...] = array
     return part
 

@@ -181,14 +181,15 @@ class NormSpec:
         if self.from_output and self.op not in FROM_OUTPUT:
             raise ValueError(f"from_output: expected False for {self.op}, got True")
         self._check_gate()
-        self._check_copy()
         set_field(self, "normalized_shape", check_normalized_shape(self.normalized_shape))
         for field in (
             "dtype", "grad_output_dtype", "weight_dtype", "bias_dtype", "residual_dtype",
             "output_dtype",
             "gate_dtype",
+            "grad_input_copy_dtype",
         ):  # fmt: skip
             _check_dtype(field, getattr(self, field), required=field == "dtype")
+        self._check_copy()
         set_field(self, "grad_outputs", self._checked_gradients())
         if not isinstance(self.has_weight, bool):
             raise TypeError(f"has_weight: expected a bool, got {shown(self.has_weight)}")

@@ -132,3 +132,10 @@ def test_what_does_not_fit_is_refused(changed: dict[str, Any], said: str) -> Non
 def test_a_forward_has_none() -> None:
     with pytest.raises(ValueError, match=rf"^{NAME}: expected None for rms_norm, got 'bf16'"):
         NormSpec((8,), op="rms_norm", eps=1e-6, grad_input_copy_dtype="bf16")
+
+
+@pytest.mark.parametrize("field", [NAME, "dtype"])
+def test_junk_in_a_spec_is_named(field: str) -> None:
+    fields: dict[str, Any] = {NAME: "bf16", field: np.ones(3)}
+    with pytest.raises(ValueError, match=rf"^{field}: expected one of "):
+        NormSpec((8,), **fields)
