@@ -30,7 +30,8 @@ from torch.distributed.tensor import (
 )
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from iree_lnbwd.torch import rms_norm
+from iree_lnbwd.torch import rms_norm, sharding
+from iree_lnbwd.torch.operator_table import WITH_COPIES, in_order
 
 ALL = {"pytorchs_layer_norm": replace(FORMS["layer_norm"], options={}), **FORMS}
 every_form = pytest.mark.parametrize("form", ALL.values(), ids=ALL)
@@ -146,6 +147,22 @@ def test_normalized_dimensions_are_never_sharded(form: Form, mesh: DeviceMesh) -
     for output in form(given, (COLUMNS,)):
         assert output.shape == (*ROWS, COLUMNS)
         assert output.placements != (Shard(2),)
+
+
+@pytest.mark.parametrize("placement", [Shard(0), Replicate()])
+def test_a_copy_of_the_gradient_is_where_the_gradient_is(
+    placement: Placement, mesh: DeviceMesh
+) -> None:
+    sharding.register()
+    copied = WITH_COPIES["rms_norm_backward"]
+    rows = [torch.randn(*ROWS, COLUMNS) for _ in range(2)]
+    dy, x = (distribute_tensor(each, mesh, [placement]) for each in rows)
+    weight = distribute_tensor(torch.randn(COLUMNS), mesh, [Replicate()])
+    tensors = in_order(copied.op, grad_output=dy, input=x, weight=weight)
+    options = ([COLUMNS], [True, True, False], 1e-5, 0.0, torch.bfloat16)
+    dx, _, _, copy = copied.operator(*tensors, *options)
+    assert copy.placements == dx.placements == (placement,)
+    assert torch.equal(copy.to_local(), dx.to_local().bfloat16())
 
 
 def test_a_call_does_not_take_the_placements_of_another(mesh: DeviceMesh) -> None:
