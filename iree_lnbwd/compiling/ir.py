@@ -254,8 +254,9 @@ def module(
 
 def _passages(text: str, spec: NormSpec) -> str:
     """A file without what is for specs of other kinds."""
-    text = passages.with_sets(text, has_sets=spec.weight_sets)
-    text = passages.with_copies(text, has_copies=spec.grad_input_copy_dtype is not None)
+    has_copies = spec.grad_input_copy_dtype is not None
+    text = passages.with_lines("sets", text, are_there=spec.weight_sets)
+    text = passages.with_lines("copies", text, are_there=has_copies)
     return passages.with_strides(text, has_strides=spec.strided_rows)
 
 

@@ -24,18 +24,15 @@ _WITH, _WITHOUT = (
 )
 
 
-def with_sets(text: str, *, has_sets: bool) -> str:
-    """A file without the lines that are for specs of the other kind."""
-    return _with("sets", text) if has_sets else _without("sets", text)
-
-
-def with_copies(text: str, *, has_copies: bool) -> str:
-    """Likewise."""
-    return _with("copies", text) if has_copies else _without("copies", text)
+def with_lines(what: str, text: str, *, are_there: bool) -> str:
+    """A file without the lines that are for specs of the other kind, of "sets" or "copies"."""
+    if not are_there:
+        return _without(what, text)
+    return _WITHOUT[what].sub("", _WITH[what].sub(r"\1\2", text))
 
 
 def with_strides(text: str, *, has_strides: bool) -> str:
-    """Likewise."""
+    """Likewise, of strides."""
     if not has_strides:
         return _without("strides", text)
     text = _WITHOUT["strides"].sub("", text)
@@ -44,10 +41,6 @@ def with_strides(text: str, *, has_strides: bool) -> str:
         replaced = set(_defined(own, line[1], "strided"))
         text = before + own + _renamed(below, line[1], replaced, "strided")
     return text
-
-
-def _with(what: str, text: str) -> str:
-    return _WITHOUT[what].sub("", _WITH[what].sub(r"\1\2", text))
 
 
 def _without(what: str, text: str) -> str:

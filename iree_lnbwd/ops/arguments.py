@@ -39,6 +39,7 @@ from iree_lnbwd.ops.operands import (
     Operand,
     When,
     names,
+    without_copy,
 )
 from iree_lnbwd.ops.sets import Sets, check_rows_per_set
 from iree_lnbwd.ops.spec import (
@@ -282,8 +283,7 @@ def check_options(
     name, copied = "grad_input_copy_dtype", None
     if grad_input_copy_dtype is not None:
         copied = dtypes.check(grad_input_copy_dtype, name)
-        if op not in WITH_COPY:
-            expected = "None with a gate" if op.is_backward else f"None for {op.name}"
+        if (expected := without_copy(op)) is not None:
             raise ValueError(f"{name}: expected {expected}, got {copied}")
         op = WITH_COPY[op]
     return Options(

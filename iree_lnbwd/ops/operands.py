@@ -346,6 +346,19 @@ def _with_copy(op: Op) -> Op:
 WITH_COPY = {
     op: _with_copy(op) for of in (OPS, FROM_OUTPUT) for op in of.values() if op.is_backward
 }
+
+
+def without_copy(op: Op) -> str | None:
+    """What is expected of the type of a copy that an op does not store; None if it may store one.
+
+    Args:
+        op: Without a copy.
+    """
+    if op in WITH_COPY:
+        return None
+    return "None with a gate" if op.is_backward else f"None for {op.name}"
+
+
 # Each op as callers may ask for it.
 VARIANTS = (
     *(op for of in (OPS, FROM_OUTPUT, *GATED.values()) for op in of.values()),

@@ -34,6 +34,7 @@ from iree_lnbwd.ops.operands import (
     Operand,
     When,
     with_own_output,
+    without_copy,
 )
 from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.ops.strides import Strides
@@ -278,15 +279,12 @@ class NormSpec:
         dtype = self.grad_input_copy_dtype
         if dtype is None:
             return
-        if self.op not in FROM_OUTPUT:
-            expected = f"None for {self.op}"
-        elif self.gate is not None:
-            expected = "None with a gate"
-        elif self.dtype != _WIDE:
+        expected = without_copy(self._uncopied)
+        if expected is None and self.dtype != _WIDE:
             expected = f"None beside an input of {shown(self.dtype)}"
-        elif dtype not in _NARROW:
+        if expected is None and dtype not in _NARROW:
             expected = f"None, {' or '.join(_NARROW)}"
-        else:
+        if expected is None:
             return
         raise ValueError(f"grad_input_copy_dtype: expected {expected}, got {shown(dtype)}")
 
@@ -339,13 +337,17 @@ class NormSpec:
     @property
     def family(self) -> Op:
         """The op and its operands."""
-        if self.gate is not None:
-            op = GATED[Gate(self.gate)][self.op]
-        else:
-            op = (FROM_OUTPUT if self.from_output else OPS)[self.op]
+        op = self._uncopied
         if self.grad_input_copy_dtype is not None:
             op = WITH_COPY[op]
         return op if self.output_dtype is None else with_own_output(op)
+
+    @property
+    def _uncopied(self) -> Op:
+        """The op without a copy of the input's gradient, and without a type of the output's."""
+        if self.gate is not None:
+            return GATED[Gate(self.gate)][self.op]
+        return (FROM_OUTPUT if self.from_output else OPS)[self.op]
 
     @property
     def columns(self) -> int:

@@ -84,9 +84,10 @@ def _register_gradients(gradients: Gradients) -> None:
         return tensor_calls.backward(op, arguments[:count], **gradients.options(arguments[count:]))
 
     def fake(*arguments: Any) -> Results:
-        return tensor_calls.fake_backward(
-            op, arguments[:count], **gradients.options(arguments[count:])
-        )
+        options = gradients.options(arguments[count:])
+        dims, mask = options["normalized_shape"], options["output_mask"]
+        copied = options.get("grad_input_copy_dtype")
+        return tensor_calls.fake_backward(op, arguments[:count], dims, mask, copied)
 
     _library.define(gradients.schema(), tags=_TAGS)
     torch.library.register_fake(f"{NAMESPACE}::{gradients.name}", fake, lib=_library)

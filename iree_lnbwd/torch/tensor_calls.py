@@ -173,17 +173,16 @@ def known_backward(
     """
     given = supported.given(op, tensors)
     if given[op.data.name].numel() == 0:  # an empty sum is zero
-        zeros = fake_backward(
-            *(op, tensors, normalized_shape, output_mask),
-            grad_input_copy_dtype=grad_input_copy_dtype,
-        )
+        zeros = fake_backward(op, tensors, normalized_shape, output_mask, grad_input_copy_dtype)
         return type(zeros)(*(None if g is None else g.zero_() for g in zeros)), None
     asked = _asked(op, given, output_mask)
     copied = grad_input_copy_dtype
     options = Options(
         *(op, tuple(normalized_shape), asked, weight_offset, eps),
         rows_per_set=rows_per_set,
-        grad_input_copy_dtype=None if copied is None else dtypes.check(copied, "copy"),
+        grad_input_copy_dtype=None
+        if copied is None
+        else dtypes.check(copied, "grad_input_copy_dtype"),
     )
     return _call(tensors, options, modules)
 
@@ -205,9 +204,6 @@ def fake_backward(
     tensors: Sequence[Tensor | None],
     normalized_shape: Sequence[int],
     output_mask: Sequence[bool],
-    eps: float | None = None,
-    weight_offset: float = 0.0,
-    rows_per_set: int | None = None,
     grad_input_copy_dtype: torch.dtype | None = None,
 ) -> Results:
     """As `backward`, but for the values; the tensors need no memory."""
