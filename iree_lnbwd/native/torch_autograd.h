@@ -11,6 +11,17 @@
 #include "torch_operators.h"
 
 namespace iree_lnbwd {
+struct Context;
+}
+
+// A friend of the context's: what it saves can be put where it is kept, without lists of tensors that
+// are copied twice.
+template <>
+struct torch::autograd::CppNode<iree_lnbwd::Context> {
+  static auto& saved(AutogradContext& context) { return context.saved_variables_; }
+};
+
+namespace iree_lnbwd {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
@@ -318,42 +329,68 @@ inline void differentiate(int64_t number, const Taken& taken, at::TensorList the
     mean = rstd = &none;
   }
   const auto argument = [&](int at) { return at < 0 || !given[at] ? &none : given[at]; };
-  variable_list saved;  // a list in braces would copy each tensor twice
+  node->ctx_.set_materialize_grads(false);
+  torch::autograd::set_history(output, node);
+  if (norm.takes_residual) torch::autograd::set_history(residual_output, node);
+  auto& saved = torch::autograd::CppNode<Context>::saved(node->ctx_);
   saved.reserve(6);
   for (const Tensor* each : {data, mean, rstd, argument(op.weight), argument(op.bias),
                              argument(op.gate)}) {  // as Differentiated::Saved
-    saved.push_back(*each);
+    if (each->defined()) {
+      saved.emplace_back(*each, each == &output || each == &residual_output);
+    } else {
+      saved.emplace_back();
+    }
   }
-  node->ctx_.set_materialize_grads(false);
-  node->ctx_.save_for_backward(std::move(saved));
-  torch::autograd::set_history(output, node);
-  if (norm.takes_residual) torch::autograd::set_history(residual_output, node);
-  node->save_variables_to_ctx();
 }
 
 // A norm with autograd on.
+inline void with_autograd(int64_t number, const Norm& norm, const Taken& taken, Stack* stack) {
+  if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerBackMode) ||
+      torch::autograd::ForwardADLevel::try_get_by_idx(0)) {
+    // torch.func differentiates and batches ATen's operators, and so does forward mode.
+    return norm.by_aten.call(stack);
+  }
+  const bool requires_grad = std::any_of(
+      taken.tensors.begin(), taken.tensors.end(),
+      [](const Tensor* tensor) { return tensor && tensor->requires_grad(); });
+  if (!requires_grad || !at::GradMode::is_enabled()) {  // no graph, then
+    return without_autograd(norm, taken, stack);
+  }
+  c10::SmallVector<Tensor, kMostArguments> there;
+  for (const Tensor* tensor : taken.tensors) {
+    if (tensor) there.push_back(*tensor);
+  }
+  differentiate(number, taken, at::TensorList(there), stack);
+}
+
 class WithAutograd final : public c10::OperatorKernel {
  public:
   explicit WithAutograd(int64_t number) : number_(number), norm_(*norms()[number]) {}
 
   void operator()(const OperatorHandle&, DispatchKeySet, Stack* stack) {
-    if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerBackMode) ||
-        torch::autograd::ForwardADLevel::try_get_by_idx(0)) {
-      // torch.func differentiates and batches ATen's operators, and so does forward mode.
-      return norm_.by_aten.call(stack);
-    }
+    with_autograd(number_, norm_, Taken(norm_, *stack), stack);
+  }
+
+ private:
+  const int64_t number_;
+  const Norm& norm_;
+};
+
+// A norm's output alone: by the norm's kernel if nothing is between, else by its operator.
+class Output final : public c10::OperatorKernel {
+ public:
+  explicit Output(int64_t number) : number_(number), norm_(*norms()[number]) {}
+
+  void operator()(const OperatorHandle&, DispatchKeySet, Stack* stack) {
     const Taken taken(norm_, *stack);
-    const bool requires_grad = std::any_of(
-        taken.tensors.begin(), taken.tensors.end(),
-        [](const Tensor* tensor) { return tensor && tensor->requires_grad(); });
-    if (!requires_grad || !at::GradMode::is_enabled()) {  // no graph, then
-      return without_autograd(norm_, taken, stack);
+    const DispatchKey first = first_key(taken.tensors);
+    if (first == DispatchKey::AutogradCPU || first == DispatchKey::AutogradCUDA) {
+      with_autograd(number_, norm_, taken, stack);
+    } else {
+      norm_.itself.call(stack);
     }
-    c10::SmallVector<Tensor, kMostArguments> there;
-    for (const Tensor* tensor : taken.tensors) {
-      if (tensor) there.push_back(*tensor);
-    }
-    differentiate(number_, taken, at::TensorList(there), stack);
+    torch::jit::drop(*stack, norm_.results - 1);
   }
 
  private:

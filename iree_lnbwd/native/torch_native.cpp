@@ -176,6 +176,12 @@ void register_norm(int64_t number, const std::string& name, int64_t op, const st
   if (autocast) put_in_place<iree_lnbwd::Autocast>(name, {DispatchKey::AutocastCUDA}, norm);
 }
 
+void register_output(int64_t norm, const std::string& name) {
+  TORCH_CHECK(norm >= 0 && norm < static_cast<int64_t>(norms().size()) && norms()[norm],
+              "norm: expected the number of one that was registered, got ", norm);
+  put_in_place<iree_lnbwd::Output>(name, {DispatchKey::CompositeImplicitAutograd}, norm);
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(iree_lnbwd, library) {
@@ -188,6 +194,7 @@ TORCH_LIBRARY_FRAGMENT(iree_lnbwd, library) {
       "str from_output, int from_output_op, bool takes_residual, bool own_forward, "
       "bool takes_sets, bool autocast) -> ()",
       register_norm);
+  library.def("register_output(int norm, str name) -> ()", register_output);
   library.def(
       "remember(int op, Tensor?[] tensors, int[] normalized_shape, bool[] mask, float? eps, "
       "float weight_offset, ScalarType? result_dtype, int? rows_per_set, int[] driver, int ones, "

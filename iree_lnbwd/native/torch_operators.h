@@ -72,6 +72,7 @@ class Norm {
     mean = place_of("mean", returned);
     rstd = place_of("rstd", returned);
     residual_output = place_of("residual_output", returned);
+    results = returned.size();
     for (const Operand& argument : op.arguments) taken += takes(argument);
   }
 
@@ -85,6 +86,7 @@ class Norm {
   const bool own_forward;  // or PyTorch's
   const bool takes_sets;
   size_t taken = 0;        // of the op's arguments
+  size_t results;          // returned
   // Places among the results; the output is the first. -1 where there is none.
   int mean, rstd, residual_output;
 
@@ -249,17 +251,22 @@ class Gradients final : public c10::OperatorKernel {
 
 inline IValue value_of(const Tensor& tensor) { return tensor.defined() ? IValue(tensor) : IValue(); }
 
-// Whether the dispatcher would come to our own kernel at once: no mode, no subclass of Tensor and no
-// profiler is between. To call it takes longer than a few rows do.
-inline bool comes_to_ours(const Given& given) {
-  if (at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION)) return false;
+// What the dispatcher would call for an operator of ours; undefined while a profiler is on.
+inline DispatchKey first_key(const Given& given) {
+  if (at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION)) return DispatchKey::Undefined;
   DispatchKeySet keys;
   for (const Tensor* tensor : given) {
     if (tensor) keys = keys | tensor->key_set();
   }
   const auto of_thread = c10::impl::tls_local_dispatch_key_set();
   keys = (keys | of_thread.included_) - of_thread.excluded_;
-  const auto first = keys.remove(DispatchKey::BackendSelect).highestPriorityTypeId();
+  return keys.remove(DispatchKey::BackendSelect).highestPriorityTypeId();
+}
+
+// Whether the dispatcher would come to our own kernel at once: no mode, no subclass of Tensor and no
+// profiler is between. To call it takes longer than a few rows do.
+inline bool comes_to_ours(const Given& given) {
+  const auto first = first_key(given);
   return first == DispatchKey::CPU || first == DispatchKey::CUDA;
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from iree_lnbwd.ops.arguments import DEFAULT_EPS
 from iree_lnbwd.ops.sets import check_rows_per_set
 from iree_lnbwd.torch import sharding
 from iree_lnbwd.torch.jagged import by_values, is_jagged
+from iree_lnbwd.torch.operator_table import OWN_LAYER_NORM, OWN_RMS_NORM, PYTORCHS_LAYER_NORM
 
 AUTOCAST = "autocast"  # an output's element type: that of autocast, where it is on
 _EXPECTED = f"expected a torch.dtype, {AUTOCAST!r} or None"
@@ -79,16 +80,18 @@ def layer_norm(
     Raises:
         TypeError, ValueError, RuntimeError: Naming the tensor, what came and what was expected.
     """
-    said = (weight_offset, output_dtype, rows_per_set, memory_efficient, own_forward)
-    if _is_usual(input, normalized_shape, weight, *said):
-        ours = torch.ops.iree_lnbwd
-        if own_forward or memory_efficient or weight_offset:
-            return direct(ours.own_layer_norm.default)(
-                input, weight, bias, normalized_shape, eps, weight_offset, memory_efficient, None
-            )[0]
-        return direct(ours.layer_norm.default)(input, weight, bias, normalized_shape, eps)[0]
     check_flag("own_forward", own_forward)
     check_flag("memory_efficient", memory_efficient)
+    if _is_usual(normalized_shape, input, weight, weight_offset, output_dtype, rows_per_set):
+        columns = normalized_shape[0]
+        alone: Tensor = (
+            OWN_LAYER_NORM.output_alone(
+                input, weight, bias, columns, eps, weight_offset, memory_efficient, None
+            )
+            if own_forward or memory_efficient or weight_offset
+            else PYTORCHS_LAYER_NORM.output_alone(input, weight, bias, columns, eps)
+        )
+        return alone
     tensors = {"input": input, "weight": weight, "bias": bias}
     own = _output_dtype(output_dtype, input, memory_efficient)
     options = (eps, weight_offset, memory_efficient, own)
@@ -136,12 +139,13 @@ def rms_norm(
     Raises:
         TypeError, ValueError, RuntimeError: Naming the tensor, what came and what was expected.
     """
-    said = (weight_offset, output_dtype, rows_per_set, memory_efficient)
-    if _is_usual(input, normalized_shape, weight, *said):
-        return direct(torch.ops.iree_lnbwd.rms_norm.default)(
-            input, weight, bias, normalized_shape, eps, weight_offset, memory_efficient, None
-        )[0]
     check_flag("memory_efficient", memory_efficient)
+    if _is_usual(normalized_shape, input, weight, weight_offset, output_dtype, rows_per_set):
+        columns = normalized_shape[0]
+        alone: Tensor = OWN_RMS_NORM.output_alone(
+            input, weight, bias, columns, eps, weight_offset, memory_efficient, None
+        )
+        return alone
     tensors = {"input": input, "weight": weight, "bias": bias}
     own = _output_dtype(output_dtype, input, memory_efficient)
     options = (eps, weight_offset, memory_efficient, own)
@@ -255,15 +259,13 @@ def add_rms_norm(
 
 
 def _is_usual(
-    input: object,
     dims: object,
+    input: object,
     weight: Any,
     weight_offset: object,
     output_dtype: object,
     rows_per_set: object,
-    memory_efficient: object,
-    own_forward: object = False,
-) -> bool:
+) -> TypeGuard[tuple[int]]:
     """Whether only the operator has something left to check or to decide, as in most calls.
 
     What the general way takes to find that out can be measured.
@@ -271,19 +273,15 @@ def _is_usual(
     return (
         type(input) is Tensor
         and isinstance(dims, tuple)  # or a torch.Size
+        and len(dims) == 1
+        and type(dims[0]) is int
         and output_dtype is None
         and type(rows_per_set) is int
         and rows_per_set == 1
         and type(weight_offset) is float
-        and type(memory_efficient) is bool
-        and type(own_forward) is bool
-        and (weight is None or getattr(weight, "ndim", None) == len(dims))
+        and (weight is None or getattr(weight, "ndim", None) == 1)
+        and not torch.compiler.is_dynamo_compiling()  # compilers look for the norm's operator
     )
-
-
-def direct(operator: Any) -> Any:
-    """What an operator calls and nothing else, where no compiler looks for the operator."""
-    return operator if torch.compiler.is_dynamo_compiling() else operator._op
 
 
 def has_sets(

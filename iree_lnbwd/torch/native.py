@@ -39,7 +39,7 @@ from iree_lnbwd.ops.strides import Strides
 from iree_lnbwd.runtime.gpu_driver import Graph
 from iree_lnbwd.runtime.gpu_module import GpuModule, KnownCall
 from iree_lnbwd.torch import supported
-from iree_lnbwd.torch.operator_table import ALL_GRADIENTS, ALL_NORMS, AUTOCAST
+from iree_lnbwd.torch.operator_table import ALL_GRADIENTS, ALL_NORMS, AUTOCAST, OUTPUT, WITH_OUTPUT
 
 _NUMBERS = {op: number for number, op in enumerate(VARIANTS)}
 # The names of a call's pointers in C++, before those of its scratch.
@@ -212,6 +212,8 @@ def _put_in_place() -> None:
             norm.takes_sets,
             norm in AUTOCAST,
         )
+        if norm in WITH_OUTPUT:
+            ours.register_output(number, norm.name + OUTPUT)
 
 
 def _row(operand: Operand) -> str:

@@ -142,16 +142,28 @@ class Norm:
 
     def schema(self, suffix: str = "") -> str:
         """As `Gradients.schema`."""
+        return _schema(self.name + suffix, self.arguments, self._options(), self.results)
+
+    def output_schema(self) -> str:
+        """Of the operator that returns the output alone, over the last dimension."""
+        name = self.name + OUTPUT
+        return _schema(name, self.arguments, self._options(), ("output",), "int[1]")
+
+    def _options(self) -> str:
         options = _eps(self.op)
         if self.own_forward:  # PyTorch's has no others
             options += ", float weight_offset, bool memory_efficient, ScalarType? output_dtype"
-        options += _SETS if self.takes_sets else ""
-        return _schema(self.name + suffix, self.arguments, options, self.results)
+        return options + (_SETS if self.takes_sets else "")
 
     @functools.cached_property
     def operator(self) -> Any:
         """It, registered."""
         return operator(self.name)
+
+    @functools.cached_property
+    def output_alone(self) -> Any:
+        """What the operator that returns the output alone calls, and nothing else."""
+        return operator(self.name + OUTPUT)._op
 
     @property
     def packet(self) -> Any:
@@ -168,13 +180,19 @@ class Norm:
         return tuple(given.get(name) for name in self.all_arguments)
 
 
-def _schema(name: str, arguments: Iterable[Operand], options: str, results: Sequence[str]) -> str:
+def _schema(
+    name: str,
+    arguments: Iterable[Operand],
+    options: str,
+    results: Sequence[str],
+    dims: str = "SymInt[]",
+) -> str:
     # No defaults, because PyTorch omits arguments with their default value from a call.
     tensors = ", ".join(
         f"Tensor{'' if a.when is When.ALWAYS or a is RESIDUAL else '?'} {a.name}" for a in arguments
     )
     returned = ", ".join("Tensor" for _ in results)
-    return f"{name}({tensors}, SymInt[] normalized_shape, {options}) -> ({returned})"
+    return f"{name}({tensors}, {dims} normalized_shape, {options}) -> ({returned})"
 
 
 def _eps(op: Op) -> str:
@@ -254,3 +272,8 @@ AUTOCAST = tuple(
 # What the C++ operators call in Python: for calls that they do not know, for the transforms of
 # ``torch.func``, and for gradients that are differentiated again.
 CHECKED, BY_ATEN, DIFFERENTIABLE = "_checked", "_by_aten", "differentiable_gradients"
+
+# Statistics as objects of Python's, and a shape whose integers may be symbols, take longer than a
+# few rows do. So eager calls of these norms take an operator with this suffix.
+OUTPUT = "_output"
+WITH_OUTPUT = (PYTORCHS_LAYER_NORM, OWN_LAYER_NORM, OWN_RMS_NORM)

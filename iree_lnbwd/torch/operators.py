@@ -22,6 +22,8 @@ from iree_lnbwd.torch.operator_table import (
     CHECKED,
     DIFFERENTIABLE,
     NAMESPACE,
+    OUTPUT,
+    WITH_OUTPUT,
     Gradients,
     Norm,
 )
@@ -96,8 +98,22 @@ def _register_gradients(gradients: Gradients) -> None:
         _library.impl(name, run, "CompositeExplicitAutograd")
 
 
+def _register_output(norm: Norm) -> None:
+    """A norm's output alone: by the norm, for all that tells operators apart."""
+
+    def output(*arguments: Any) -> Tensor:
+        found: Tensor = norm.operator(*arguments)[0]
+        return found
+
+    _library.define(norm.output_schema(), tags=_TAGS)
+    for key in ("CompositeImplicitAutograd", "FuncTorchBatchedDecomposition"):
+        _library.impl(norm.name + OUTPUT, output, key)
+
+
 for _norm in ALL_NORMS:
     _register(_norm)
+for _norm in WITH_OUTPUT:
+    _register_output(_norm)
 for _gradients in ALL_GRADIENTS:
     _register_gradients(_gradients)
 

@@ -19,6 +19,7 @@ from norm_support import (
     random_tensors,
 )
 from torch import Tensor
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_support import TORCH_DTYPES
 
@@ -175,6 +176,75 @@ def test_agrees_with_pytorch(device: str) -> None:
         strict=True,
     ):
         torch.testing.assert_close(mine, other)  # PyTorch's own tolerance of that type
+
+
+# --- eager calls of one dimension: the output alone ------------------------------------------
+
+CALLS = {
+    "layer_norm": lambda x, w, b: layer_norm(x, (24,), w, b),
+    "own_layer_norm": lambda x, w, b: layer_norm(x, (24,), w, b, own_forward=True),
+    "rms_norm": lambda x, w, b: rms_norm(x, (24,), w, bias=b, eps=1e-5),
+}
+every_call = pytest.mark.parametrize("name", CALLS)
+
+
+@every_call
+def test_an_eager_call_makes_no_statistics_into_objects(name: str, device: str) -> None:
+    tensors = [torch.randn(*shape, device=device) for shape in ((3, 24), (24,), (24,))]
+    with torch.profiler.profile() as profile:
+        CALLS[name](*tensors)
+    names = [event.name for event in profile.events() or ()]
+    assert names.count(f"iree_lnbwd::{name}_output") == 1
+    assert f"iree_lnbwd::{name}" in names  # profilers see the norm, too
+
+
+@every_call
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_who_looks_on_sees_the_norm(name: str, requires_grad: bool, device: str) -> None:
+    tensors = [torch.randn(*shape, device=device) for shape in ((3, 24), (24,), (24,))]
+    alone = CALLS[name](*tensors)
+    for tensor in tensors:
+        tensor.requires_grad_(requires_grad)
+    with Recorder() as ran:
+        output = CALLS[name](*tensors)
+    assert torch.equal(output, alone)
+    expected = "aten.native_layer_norm" if name == "layer_norm" else f"iree_lnbwd.{name}"
+    assert ran.names[0] == f"{expected}.default"
+
+
+@every_call
+def test_inference_tensors(name: str, device: str) -> None:
+    tensors = [torch.randn(*shape, device=device) for shape in ((3, 24), (24,), (24,))]
+    expected = CALLS[name](*tensors)
+    with torch.inference_mode():
+        copies = [tensor.clone() for tensor in tensors]
+        found = CALLS[name](*copies)
+    assert found.is_inference()
+    assert torch.equal(found, expected)
+
+
+@every_call
+def test_vmap_batches_the_norm(name: str, device: str) -> None:
+    batch = torch.randn(4, 3, 24, device=device)
+    weight, bias = torch.randn(2, 24, device=device)
+    expected = torch.stack([CALLS[name](x, weight, bias) for x in batch])
+    torch._C._functorch._set_vmap_fallback_enabled(False)  # which takes one after another
+    try:
+        found = torch.func.vmap(lambda x: CALLS[name](x, weight, bias))(batch)
+    finally:
+        torch._C._functorch._set_vmap_fallback_enabled(True)
+    torch.testing.assert_close(found, expected)
+
+
+@every_call
+def test_fake_tensors_go_through_the_norm(name: str) -> None:
+    with FakeTensorMode():
+        tensors = [torch.randn(*shape) for shape in ((3, 24), (24,), (24,))]
+        alone = getattr(torch.ops.iree_lnbwd, f"{name}_output")
+        options = () if name == "layer_norm" else (0.0, False, None)
+        output = alone(*tensors, 24, 1e-5, *options)
+    assert isinstance(output, FakeTensor)
+    assert output.shape == (3, 24)
 
 
 # --- layer norms: whose forward ---------------------------------------------------------------
