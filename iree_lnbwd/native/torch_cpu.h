@@ -47,7 +47,8 @@ class OwnThreadIfForked {
 inline void run_on_pytorchs_threads(const Call& call, const int64_t* pointers) {
   for (const HostLaunch& launch : call.host_launches) {
     run_on_host(launch, pointers, [](int64_t count, int64_t at_least, const auto& run) {
-      at::parallel_for(0, count, at_least, run);
+      // PyTorch wakes all threads of its pool, and waits for all, if two are used: so all are used.
+      at::parallel_for(0, count, at_least < count ? 1 : count, run);
     });
   }
 }
