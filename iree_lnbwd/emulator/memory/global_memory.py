@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,6 +34,8 @@ _PIECE = 1 << 24  # bytes that the host moves at once
 _LAUNCH = 1 << 44
 _PASSED_BITS = 24
 _ANYONE = (1 << _PASSED_BITS) - 1  # several threads of several workgroups
+# Any thread, by an atomic access: several threads of a workgroup leave less than 2^22 of those.
+_ATOMICALLY = _ANYONE - 1
 _FIRST_WORKGROUP = 1 << 23  # "several threads of workgroup w" is this plus w
 _HOST = 1
 _MOST_LAUNCHES = 1 << 18
@@ -320,6 +322,79 @@ class GlobalMemory:
             at = buffer._cells.index(offsets, nbytes, alignment)
             self._note_writes(buffer, at, who, offsets)
             scatter(buffer._data, offsets, values[part], alignment)
+
+    def load_atomic(self, lanes: Lanes, addresses: Lanes, nbytes: int) -> Bytes:
+        """As `load`, by relaxed accesses of a whole GPU: others may store there so at any time.
+
+        Raises:
+            Fault: As there; no race with other atomic accesses.
+        """
+        result = np.empty((len(lanes), nbytes), np.uint8)
+        for buffer, part in self._by_buffer(lanes, addresses):
+            offsets = self._atomic(buffer, lanes[part], addresses[part], nbytes, write=False)
+            result[part] = gather(buffer._data, offsets, nbytes, nbytes)
+        return result
+
+    def store_atomic(self, lanes: Lanes, addresses: Lanes, values: Bytes) -> None:
+        """As `store`, by relaxed accesses of a whole GPU; of several at once, the last stays.
+
+        Raises:
+            Fault: As there; no race with other atomic accesses.
+        """
+        nbytes = values.shape[1]
+        for buffer, part in self._by_buffer(lanes, addresses):
+            offsets = self._atomic(buffer, lanes[part], addresses[part], nbytes, write=True)
+            scatter(buffer._data, offsets, values[part], nbytes)
+
+    def change_atomic(
+        self, lanes: Lanes, addresses: Lanes, nbytes: int, change: Callable[[int, Array], Array]
+    ) -> Bytes:
+        """Each lane in turn reads a number, and stores another in its place, relaxed.
+
+        Args:
+            lanes: The threads, of the whole launch: [T].
+            addresses: Where: [T].
+            nbytes: Of a number.
+            change: What is there after a lane of that place in ``lanes``, for what was there: [1].
+
+        Returns:
+            What was there before each: [T, nbytes].
+
+        Raises:
+            Fault: As of `store_atomic`.
+        """
+        result = np.empty((len(lanes), nbytes), np.uint8)
+        for number in range(len(lanes)):
+            one = slice(number, number + 1)
+            before = self.load_atomic(lanes[one], addresses[one], nbytes)
+            after = change(number, before.view(f"u{nbytes}")[0])
+            self.store_atomic(lanes[one], addresses[one], after.view(np.uint8)[None])
+            result[one] = before
+        return result
+
+    def _atomic(
+        self, buffer: Buffer, lanes: Lanes, addresses: Lanes, nbytes: int, *, write: bool
+    ) -> Lanes:
+        """Where atomic accesses are in a buffer; each is one that the launch may make."""
+        offsets: Lanes = addresses - buffer.address
+        check_alignment(offsets, nbytes, lanes, buffer.name)
+        _check_windows(buffer, offsets, nbytes, lanes, write=write)
+        at = buffer._cells.index(offsets, nbytes, nbytes)
+        cells = buffer._cells
+        now = self._stamps(lanes)
+        if write and buffer.write_once and cells.write[at].any():
+            raise Fault(f"{buffer.name} is written twice at byte {offsets[0]}", lanes)
+        if not write:
+            check_written(cells.write[at], lanes, offsets, buffer.name)
+        how = "writes" if write else "reads"
+        for stamps, done in ((cells.write, "written"), *([(cells.read, "read")] if write else [])):
+            before = stamps[at]
+            plain = np.where(before & _ANYONE == _ATOMICALLY, 0, before)
+            self._check_race(
+                plain, now, buffer, lanes, offsets, f"{how} atomically what was {done} by"
+            )
+        (cells.write if write else cells.read)[at] = now & ~_ANYONE | _ATOMICALLY
+        return offsets
 
     def _stamps(self, lanes: Lanes) -> Stamps:
         """The stamps that accesses of these lanes leave now: [T, 1]."""

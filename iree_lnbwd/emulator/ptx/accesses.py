@@ -14,10 +14,12 @@ from iree_lnbwd.emulator.ptx.parser import address as address_parts
 from iree_lnbwd.emulator.ptx.state_spaces import (
     LOCAL_WINDOW,
     SHARED_WINDOW,
+    load_atomic_bytes,
     load_bytes,
     mbarriers_of,
     note_own,
     of_cluster,
+    store_atomic_bytes,
     store_bytes,
 )
 from iree_lnbwd.emulator.ptx.threads import (
@@ -65,13 +67,14 @@ def load(operands: Operands, instruction: Instruction) -> Step:
         return load_parameter
     addresses = operands.address(source)
     nbytes = dtype.itemsize * count
+    read_bytes = load_atomic_bytes if is_atomic(instruction, space, count) else load_bytes
 
     def load(threads: Threads, to: Selection) -> None:
         lanes = threads.numbers[to]
         if policy is not None:
             _check_policies(policy(threads, to), lanes + threads.first_lane)
         at = np.broadcast_to(addresses(threads, to), lanes.shape)
-        values = load_bytes(threads, space, lanes, at, nbytes).view(dtype)
+        values = read_bytes(threads, space, lanes, at, nbytes).view(dtype)
         for number, write in enumerate(writers):
             if write is not None:
                 write(threads, to, values[:, number])
@@ -90,13 +93,60 @@ def store(operands: Operands, instruction: Instruction) -> Step:
         raise PtxError(f"{count} elements for {source}")
     addresses = operands.address(destination)
     dtype = DTYPES[type_]
+    write_bytes = store_atomic_bytes if is_atomic(instruction, space, count) else store_bytes
 
     def store(threads: Threads, to: Selection) -> None:
         lanes = threads.numbers[to]
         at = np.broadcast_to(addresses(threads, to), lanes.shape)
-        store_bytes(threads, space, lanes, at, bytes_of(readers, dtype, threads, to))
+        write_bytes(threads, space, lanes, at, bytes_of(readers, dtype, threads, to))
 
     return store
+
+
+def change(operands: Operands, instruction: Instruction) -> Step:
+    """An atomic change of a number in global memory, relaxed: it orders nothing else."""
+    *how, operation, type_ = instruction.modifiers
+    if how not in (["relaxed", "gpu", "global"], ["relaxed", "sys", "global"]) or (
+        (operation, type_) not in (("add", "u32"), ("cas", "b32"))
+    ):
+        raise UnknownInstructionError(instruction.text)
+    destination, place, *given = instruction.operands
+    if len(given) != (2 if operation == "cas" else 1):
+        raise PtxError(f"{len(given)} numbers for {operation}")
+    addresses, writer = operands.address(place), operands.writer(destination)
+    readers = [operands.reader(operand, type_) for operand in given]
+
+    def change(threads: Threads, to: Selection) -> None:
+        lanes = threads.numbers[to]
+        at = np.broadcast_to(addresses(threads, to), lanes.shape)
+        numbers = [np.broadcast_to(reader(threads, to), lanes.shape) for reader in readers]
+
+        def after(number: int, before: Array) -> Array:
+            first = numbers[0][number : number + 1]
+            if operation == "add":
+                more: Array = before + first
+                return more
+            second: Array = numbers[1][number : number + 1]
+            return second if before == first else before
+
+        found = threads.memory.change_atomic(lanes + threads.first_lane, at, 4, after)
+        writer(threads, to, found.view(np.uint32)[:, 0])
+
+    return change
+
+
+def is_atomic(instruction: Instruction, space: str, count: int) -> bool:
+    """Whether an access of global memory is one that other workgroups may make at any time.
+
+    Raises:
+        UnknownInstructionError: It says so, and is not whole.
+    """
+    words = instruction.modifiers
+    if space != "global" or "relaxed" not in words or not {"gpu", "sys"} & set(words):
+        return False
+    if count > 1:
+        raise UnknownInstructionError(instruction.text)
+    return True
 
 
 def _send(operands: Operands, instruction: Instruction) -> Step:

@@ -9,6 +9,7 @@ import numpy as np
 
 from iree_lnbwd.emulator.launch import CONFUSION, Fault
 from iree_lnbwd.emulator.ptx.accesses import (
+    change,
     convert_address,
     copy_async,
     create_policy,
@@ -24,6 +25,7 @@ from iree_lnbwd.emulator.ptx.synchronisation import (
     barrier,
     fence,
     mbarrier,
+    rest,
     shuffle,
     wait_for_phase,
 )
@@ -45,7 +47,7 @@ class Decoder:
         """It waits for other threads."""
         if instruction.opcode == "mbarrier":
             return instruction.modifiers[:1] == ("try_wait",)
-        return instruction.opcode in ("bar", "barrier", "shfl") and (
+        return instruction.opcode in ("bar", "barrier", "shfl", "nanosleep") and (
             instruction.modifiers[:2] != ("cluster", "arrive")
         )
 
@@ -104,6 +106,8 @@ class Decoder:
                     return shuffle(self.operands, instruction)
                 case "mbarrier":
                     return wait_for_phase(self.operands, instruction)
+                case "nanosleep":
+                    return rest(self.operands, instruction)
             return barrier(self.operands, instruction)
         except CONFUSION as error:
             raise at_instruction(instruction, unknown_instruction(instruction, error)) from error
@@ -232,6 +236,7 @@ _SPECIAL: Mapping[str, Callable[[Operands, Instruction], Step]] = {
     "trap": trap,
     "mapa": map_address,
     "createpolicy": create_policy,
+    "atom": change,
     "barrier": arrive,
     "mbarrier": mbarrier,
     "fence": fence,

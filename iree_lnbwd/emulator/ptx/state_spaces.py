@@ -62,6 +62,22 @@ def store_bytes(
                 store_bytes(threads, where, lanes[part], addresses[part] - window, values[part])
 
 
+def load_atomic_bytes(
+    threads: Threads, space: str, lanes: Lanes, addresses: Lanes, nbytes: int
+) -> Bytes:
+    """As `load_bytes`, of global memory, where others may store at any time."""
+    assert space == "global"
+    return threads.memory.load_atomic(lanes + threads.first_lane, addresses, nbytes)
+
+
+def store_atomic_bytes(
+    threads: Threads, space: str, lanes: Lanes, addresses: Lanes, values: Bytes
+) -> None:
+    """As `store_bytes`, to global memory, where others may load at any time."""
+    assert space == "global"
+    threads.memory.store_atomic(lanes + threads.first_lane, addresses, values)
+
+
 def of_cluster(threads: Threads) -> clusters.Cluster:
     """The cluster of these threads; one workgroup if there are only mbarriers."""
     if threads.cluster is None:

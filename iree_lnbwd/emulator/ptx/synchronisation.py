@@ -107,6 +107,19 @@ def wait_for_phase(operands: Operands, instruction: Instruction) -> Sync:
     return wait
 
 
+def rest(operands: Operands, instruction: Instruction) -> Sync:
+    """Lets all others run first: who looks for what they store would look forever."""
+    if instruction.modifiers != ("u32",):
+        raise UnknownInstructionError(instruction.text)
+    operands.reader(instruction.operands[0], "u32")
+
+    def rest(threads: Threads, lanes: Lanes, alive: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        threads.rest(lanes)
+        return np.zeros(len(lanes), np.bool_)
+
+    return rest
+
+
 def barrier(operands: Operands, instruction: Instruction) -> Sync:
     """A barrier of a warp, a cluster, a workgroup, or a group of its warps."""
     match instruction.modifiers:

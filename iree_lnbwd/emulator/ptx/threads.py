@@ -140,6 +140,11 @@ class Threads:
         self._ended = len(blocks)
         self._at = np.zeros(self.lanes, np.int32)
         self._waits = np.zeros(self.lanes, np.bool_)
+        self._rests = np.zeros(self.lanes, np.bool_)
+
+    def rest(self, lanes: Lanes) -> None:
+        """Threads wait until no other can do anything."""
+        self._rests[lanes] = True
 
     @property
     def alive(self) -> npt.NDArray[np.bool_]:
@@ -277,6 +282,11 @@ class Threads:
             lanes = np.flatnonzero(self._waits & (self._at == waiting))
             if block.sync is not None and self._would_pass(block, lanes):
                 return int(waiting), compact(lanes)
+        if self._rests.any():
+            self._waits[self._rests] = False
+            self._at[self._rests] += 1
+            self._rests[:] = False
+            return self._choose()
         if self._waits.any():
             raise self._stuck()
         return None
@@ -293,6 +303,8 @@ class Threads:
         if "cluster" in block.instruction.modifiers and self.cluster is not None:
             return bool(self.cluster.may_pass(lanes, self.alive).any())
         if block.instruction.opcode == "shfl" or "warp" in block.instruction.modifiers:
+            return False
+        if block.instruction.opcode == "nanosleep":
             return False
         if len(block.instruction.operands) == 2:  # so many threads, whoever has ended
             return False
