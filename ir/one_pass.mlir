@@ -3,7 +3,7 @@
 // x and dy have M rows of N columns. A fixed number of workgroups walk over the rows. A row is read once:
 // its two sums are reduced over the threads that hold it, dx is written, and dgamma and dbeta accumulate
 // in registers over all rows that a thread sees. Each workgroup stores them as one partial row, and
-// finalize.mlir adds up the partial rows. There are no atomics, so the bits are the same every time.
+// finalize.mlir adds up the partial rows. No sum depends on which thread is first, so the bits are the same every time.
 //
 // A row is divided into chunks of V neighbouring columns; a chunk has 16 bytes where N allows it. A workgroup has
 // several groups of T threads. A group works on one row at a time, and its thread t owns the chunks t, t + T, t + 2T, ...
@@ -22,8 +22,8 @@
 //                  what a thread keeps of its columns, when it reads it, and where it keeps it. From the
 //                  forward's output (#from_output), x is that output, and xhat is (x - beta) / g.
 //   sums/          how a row's sums come together. A row that is too wide for a workgroup is shared by a cluster of
-//                  them (NVIDIA since sm_90): each has a part of the columns. Clusters count along x, and a cluster's
-//                  workgroups along y. Their sums take a while to come. So a schedule may send those of the next row
+//                  them: each has a part of the columns. Their sums go through each other's shared memory (NVIDIA since
+//                  sm_90), or through global memory, and take a while. So a schedule may send those of the next row
 //                  before it receives those of this one, and compute this row's dx then: a deferred reduction (#defers).
 //   partial_rows/  how a workgroup's groups store their sums of columns as one row
 
@@ -68,6 +68,7 @@
 !x_bytes = memref<24576xi8, #gpu.address_space<workgroup>>
 !exchange = memref<2x1x16x2x!acc, #gpu.address_space<workgroup>>
 !mbarriers = memref<2xi64, #gpu.address_space<workgroup>>
+!posted = memref<?x2xi64, #hal.descriptor_type<storage_buffer>>
 !dy_chunk = vector<8x!dy>
 !x_chunk = vector<8x!x>
 !gamma_chunk = vector<8x!gamma>
@@ -110,7 +111,8 @@
   #hal.pipeline.binding<storage_buffer>,            // partial dgamma [workgroups, N]
   #hal.pipeline.binding<storage_buffer>,            // partial dbeta [workgroups, N]
   #hal.pipeline.binding<storage_buffer>,            // dz [M, N]
-  #hal.pipeline.binding<storage_buffer>             // copy of dx [M, N]
+  #hal.pipeline.binding<storage_buffer>,            // copy of dx [M, N]
+  #hal.pipeline.binding<storage_buffer>             // posted sums [M, cluster + 1]
 ]>
 #rows_x = affine_map<()[m] -> (m ceildiv 1, 132)>
 #rows_y = affine_map<()[m] -> (1)>
@@ -134,7 +136,11 @@ hal.executable.source private @rows {
     func.func private @shifted() -> i1
     func.func private @one_group() -> i1
     func.func private @shares_subgroup() -> i1
-    func.func private @in_clusters() -> i1
+    func.func private @place() -> (index, index, index)
+    func.func private @gather(!posted, !mbarriers, index, index) -> index
+    func.func private @branches() -> i1
+    func.func private @turn_of(index, index, index) -> (index, i1)
+    func.func private @end_turn()
     func.func private @subgroup_i32() -> i32
     func.func private @row_shift(i32) -> index
     func.func private @room_for_weight(!gamma_held, !gamma_row) -> !weight_room
@@ -154,14 +160,14 @@ hal.executable.source private @rows {
     func.func private @await_row(!thread, i32, i32, !begin, i32, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers)
     func.func private @row_shares(!thread, !begin, !statistics, i1, !dy_room, !x_room, !more_dy_held, !weight_room, !bias_room, !inverse_room) -> (!chunk, !chunk)
     func.func private @subgroup_sums(!chunk, !chunk) -> (!acc, !acc)
-    func.func private @send_sums(!exchange, !mbarriers, index, !thread, i1, !acc, !acc)
+    func.func private @send_sums(!exchange, !mbarriers, !posted, index, i32, !thread, i1, !acc, !acc)
     func.func private @slot_after(index) -> index
     func.func private @parity_after(index, i32) -> i32
     func.func private @fetch_ahead(!thread, index, i1, index, !dy_lines, !x_lines, !dy_room, !x_room)
     func.func private @column(index, !thread) -> (index, i1)
     func.func private @load_residual(index, !thread, index, i1, !residual_lines, !residual_held)
     func.func private @buffer_after(index, i32) -> (index, i32)
-    func.func private @receive_sums(!exchange, !mbarriers, index, i32, !thread, i32, !acc, !acc) -> (!acc, !acc)
+    func.func private @receive_sums(!exchange, !mbarriers, !posted, index, i32, i32, !thread, i32, i1, !acc, !acc) -> (!acc, !acc)
     func.func private @row_chunk(index, !thread, !begin, !statistics, i1, i1, !dy_room, !x_room, !more_dy_held, !weight_room, !bias_room, !inverse_room) -> (!chunk, !chunk, !chunk, !chunk, !chunk, !chunk)
     func.func private @plus_chunk(!chunk, !chunk, !chunk, !chunk, !chunk, !chunk, !chunk, !chunk) -> (!chunk, !chunk)
     func.func private @is_whole(index, index, index) -> i1
@@ -229,7 +235,6 @@ hal.executable.source private @rows {
       %shares_subgroup = func.call @shares_subgroup() : () -> i1
       %yes = arith.constant true
       %first_time = arith.constant false
-      %in_clusters = func.call @in_clusters() : () -> i1
       %zero_i32 = arith.constant 0 : i32
       %lanes_i32 = func.call @subgroup_i32() : () -> i32
       %one_i32 = arith.constant 1 : i32
@@ -271,22 +276,19 @@ hal.executable.source private @rows {
       // End of the gate.
       %dx = hal.interface.binding.subspan layout(#rows_layout) binding(11) alignment(64) offset(%c0) : !x_lines{%lines}
       // with copies: %dx_copy = hal.interface.binding.subspan layout(#rows_layout) binding(15) alignment(64) offset(%c0) : !copy_lines{%lines}
-      %p = hal.interface.workgroup.count[0] : index
+      %posted = hal.interface.binding.subspan layout(#rows_layout) binding(16) alignment(64) offset(%c0) : !posted{%m}
+      %workgroup, %p, %own_rank = func.call @place() : () -> (index, index, index)
       %dgamma_partials = hal.interface.binding.subspan layout(#rows_layout) binding(12) alignment(64) offset(%c0) : !acc_rows{%p}
       %dbeta_partials = hal.interface.binding.subspan layout(#rows_layout) binding(13) alignment(64) offset(%c0) : !acc_rows{%p}
 
       // Rows are counted in 32 bits, which saves registers; their offsets have 64.
-      %workgroup = hal.interface.workgroup.id[0] : index
-      %id_y = hal.interface.workgroup.id[1] : index
-      %rank = arith.select %in_clusters, %id_y, %c0 : index  // of the cluster's workgroups
       %own_columns = arith.constant #own_columns
-      %part = arith.muli %rank, %own_columns : index         // the first column of this workgroup
       %id = gpu.thread_id x
       %t = arith.remui %id, %t_count : index
       %group = arith.divui %id, %t_count : index
       %lane = arith.remui %t, %lanes : index
       %warp = arith.divui %t, %lanes : index
-      %leads = arith.cmpi eq, %lane, %c0 : index             // the subgroup
+      %leads = arith.cmpi eq, %lane, %c0 : index  // the subgroup
       %workgroup_i32 = arith.index_castui %workgroup : index to i32
       // The first group of the subgroup. The shuffle tells ptxas that all lanes have the same; from this
       // ptxas knows that the lanes stay together.
@@ -306,27 +308,14 @@ hal.executable.source private @rows {
       } else {
         scf.yield %warp : index
       }
-      %groups_before = scf.if %shares_subgroup -> i32 {  // this one, in the subgroup
-        %groups_on = arith.subi %group_mine, %group_i32 : i32
-        scf.yield %groups_on : i32
-      } else {
-        scf.yield %zero_i32 : i32
-      }
+      %groups_on = arith.subi %group_mine, %group_i32 : i32  // this one, in the subgroup
+      %groups_before = arith.select %shares_subgroup, %groups_on, %zero_i32 : i32
       %workgroup_first = arith.muli %workgroup_i32, %groups_i32 : i32  // without sets
       // with sets: %workgroup_first = arith.muli %walker, %groups_i32 : i32
       %subgroup_first = arith.addi %workgroup_first, %group_i32 : i32  // without sets
       // with sets: %subgroup_k = arith.addi %workgroup_first, %group_i32 : i32
       %stride = arith.muli %p_i32, %groups_i32 : i32
       %last = arith.subi %m_i32, %one_i32 : i32
-
-      %first = arith.addi %subgroup_first, %groups_before : i32  // without sets
-      // with sets: %first_k = arith.addi %subgroup_k, %groups_before : i32
-      %shift = func.call @row_shift(%first) : (i32) -> index  // all rows of this group begin there  // without sets
-      // with sets: %shift = arith.constant 0 : index
-      %thread = vector.from_elements %id, %t, %group, %lane, %warp, %copier, %rank, %part, %shift : !thread  // without sets
-      // with sets: %thread = vector.from_elements %id, %t, %group, %lane, %warp, %copier, %rank, %part, %shift, %set, %sets, %rows_per_set, %set_rows, %m : !thread
-      // with sets: %subgroup_first = func.call @kth_row(%thread, %subgroup_k) : (!thread, i32) -> i32
-      // with sets: %first = func.call @kth_row(%thread, %first_k) : (!thread, i32) -> i32
 
       // Shared memory. Every thread reads back only the values that it has stored or copied itself, or its subgroup
       // in bulk, so no barrier is needed. The exchange is the exception.
@@ -355,316 +344,325 @@ hal.executable.source private @rows {
       %dgamma_sums = memref.alloca() : !held
       %dbeta_sums = memref.alloca() : !held
       // with sets: %walk = memref.alloca() : !walk
-      // with sets: %set_step = func.call @set_step(%thread, %stride) : (!thread, i32) -> !set_step
-      // with sets: func.call @begin_walk(%thread, %first_k, %stride, %walk) : (!thread, i32, i32, !walk) -> ()
 
-      // The first rows are fetched before anything else but the weight; in bulk, before that, too.
-      scf.if %in_bulk {
-      } else {
-        func.call @begin_columns(%thread, %gamma, %beta, %weight_early, %weight, %bias, %inverse, %dgamma_sums, %dbeta_sums)
-            : (!thread, !gamma_row, !beta_row, !gamma_held, !weight_room, !bias_room, !inverse_room, !held, !held) -> ()
-      }
-      %first_in = arith.minsi %first, %last : i32
-      %first_index = arith.index_castui %first_in : i32 to index
-      func.call @fetch_first_rows(%thread, %leads, %first, %last, %stride, %cells, %dy, %x, %dy_rows, %x_rows, %mbarriers)  // without sets
-      // with sets: func.call @fetch_first_rows(%thread, %leads, %first_k, %last, %stride, %cells, %dy, %x, %dy_rows, %x_rows, %mbarriers)
-          : (!thread, i1, i32, i32, i32, index, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers) -> ()
-      scf.if %in_bulk {
-        func.call @begin_columns(%thread, %gamma, %beta, %weight_early, %weight, %bias, %inverse, %dgamma_sums, %dbeta_sums)
-            : (!thread, !gamma_row, !beta_row, !gamma_held, !weight_room, !bias_room, !inverse_room, !held, !held) -> ()
-      }
-      %mean_first = memref.load %mean[%first_index] : !acc_column
-      %rstd_first = memref.load %rstd[%first_index] : !acc_column
-      %mean_behind_first, %rstd_behind_first = scf.if %defers -> (!acc, !acc) {
+      // Most workgroups take one turn; sums/memory.mlir says which take others, and in whose place.
+      %turns = func.call @gather(%posted, %mbarriers, %workgroup, %id) : (!posted, !mbarriers, index, index) -> index
+      scf.for %turn = %c0 to %turns step %c1 {
+        %rank, %is_last_turn = func.call @turn_of(%turn, %turns, %own_rank) : (index, index, index) -> (index, i1)  // of the cluster's workgroups
+        %part = arith.muli %rank, %own_columns : index  // the first column of this workgroup
+        %first = arith.addi %subgroup_first, %groups_before : i32  // without sets
+        // with sets: %first_k = arith.addi %subgroup_k, %groups_before : i32
+        %shift = func.call @row_shift(%first) : (i32) -> index  // all rows of this group begin there  // without sets
+        // with sets: %shift = arith.constant 0 : index
+        %thread = vector.from_elements %id, %t, %group, %lane, %warp, %copier, %rank, %part, %shift : !thread  // without sets
+        // with sets: %thread = vector.from_elements %id, %t, %group, %lane, %warp, %copier, %rank, %part, %shift, %set, %sets, %rows_per_set, %set_rows, %m : !thread
+        // with sets: %subgroup_first = func.call @kth_row(%thread, %subgroup_k) : (!thread, i32) -> i32
+        // with sets: %first = func.call @kth_row(%thread, %first_k) : (!thread, i32) -> i32
+        // with sets: %set_step = func.call @set_step(%thread, %stride) : (!thread, i32) -> !set_step
+        // with sets: func.call @begin_walk(%thread, %first_k, %stride, %walk) : (!thread, i32, i32, !walk) -> ()
+
+        // The first rows are fetched before anything else but the weight; in bulk, before that, too.
+        scf.if %in_bulk {
+        } else {
+          func.call @begin_columns(%thread, %gamma, %beta, %weight_early, %weight, %bias, %inverse, %dgamma_sums, %dbeta_sums)
+              : (!thread, !gamma_row, !beta_row, !gamma_held, !weight_room, !bias_room, !inverse_room, !held, !held) -> ()
+        }
+        %first_in = arith.minsi %first, %last : i32
+        %first_index = arith.index_castui %first_in : i32 to index
+        func.call @fetch_first_rows(%thread, %leads, %first, %last, %stride, %cells, %dy, %x, %dy_rows, %x_rows, %mbarriers)  // without sets
+        // with sets: func.call @fetch_first_rows(%thread, %leads, %first_k, %last, %stride, %cells, %dy, %x, %dy_rows, %x_rows, %mbarriers)
+            : (!thread, i1, i32, i32, i32, index, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers) -> ()
+        scf.if %in_bulk {
+          func.call @begin_columns(%thread, %gamma, %beta, %weight_early, %weight, %bias, %inverse, %dgamma_sums, %dbeta_sums)
+              : (!thread, !gamma_row, !beta_row, !gamma_held, !weight_room, !bias_room, !inverse_room, !held, !held) -> ()
+        }
+        %mean_first = memref.load %mean[%first_index] : !acc_column
+        %rstd_first = memref.load %rstd[%first_index] : !acc_column
+        // Those of the second row count where sums are received later.
         %second = arith.addi %first, %stride : i32  // without sets
         // with sets: %second = memref.load %walk[%c1] : !walk
         %second_in = arith.minsi %second, %last : i32
         %second_index = arith.index_castui %second_in : i32 to index
-        %mean_of_second = memref.load %mean[%second_index] : !acc_column
-        %rstd_of_second = memref.load %rstd[%second_index] : !acc_column
-        scf.yield %mean_of_second, %rstd_of_second : !acc, !acc
-      } else {
-        scf.yield %zero, %zero : !acc, !acc
-      }
-      scf.for %k = %c0 to %chunks step %c1 {
-        func.call @fetch_first_chunk(%k, %thread, %first_index, %dy, %x, %dy_rows, %x_rows)
-            : (index, !thread, index, !dy_lines, !x_lines, !dy_room, !x_room) -> ()
-        func.call @complete_chunk(%k, %thread, %gamma, %beta, %weight_early, %weight, %bias, %inverse)
-            : (index, !thread, !gamma_row, !beta_row, !gamma_held, !weight_room, !bias_room, !inverse_room) -> ()
-      } {llvm.loop_annotation = #unrolled}
+        %mean_behind_first = memref.load %mean[%second_index] : !acc_column
+        %rstd_behind_first = memref.load %rstd[%second_index] : !acc_column
+        scf.for %k = %c0 to %chunks step %c1 {
+          func.call @fetch_first_chunk(%k, %thread, %first_index, %dy, %x, %dy_rows, %x_rows)
+              : (index, !thread, index, !dy_lines, !x_lines, !dy_room, !x_room) -> ()
+          func.call @complete_chunk(%k, %thread, %gamma, %beta, %weight_early, %weight, %bias, %inverse)
+              : (index, !thread, !gamma_row, !beta_row, !gamma_held, !weight_room, !bias_room, !inverse_room) -> ()
+        } {llvm.loop_annotation = #unrolled}
 
-      func.call @ready_for_sums(%mbarriers, %thread) : (!mbarriers, !thread) -> ()
-
-      scf.if %has_dy2 {
-        func.call @load_more(%dy2, %dy3, %dy4, %first, %last, %thread, %more_held)
-            : (!dy_lines, !dy_lines, !dy_lines, i32, i32, !thread, !more_dy_held) -> ()
-      }
-
-      // With a gate:
-      func.call @load_gate(%z, %first, %last, %thread, %more_held) : (!z_lines, i32, i32, !thread, !more_dy_held) -> ()
-      // End of the gate.
-      // Each step uses one row and fetches a later one, #ahead_i32 steps ahead. Groups do not wait for
-      // other groups: each has a barrier of its own.
-      %stride_ahead = arith.muli %ahead_i32, %stride : i32
-      %ahead = arith.index_castui %ahead_i32 : i32 to index
-      %fill_first = arith.select %in_place, %c0, %ahead : index
-      // Where sums are received later, those of the first row are sent before the walk.
-      scf.if %defers {
-        %walks = arith.cmpi slt, %subgroup_first, %m_i32 : i32
-        scf.if %walks {
-          func.call @await_first_copies() : () -> ()
-          %slot = func.call @slot_in_use(%fill_first) : (index) -> index
-          %row_zero = func.call @row_zero(%subgroup_first) : (i32) -> !acc
-          %where = func.call @row_begin(%subgroup_first, %slot, %thread) : (i32, index, !thread) -> !begin
-          func.call @await_row(%thread, %subgroup_first, %last, %where, %zero_i32, %dy, %x, %dy_rows, %x_rows, %mbarriers)
-              : (!thread, i32, i32, !begin, i32, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers) -> ()
-          %statistics = vector.from_elements %mean_first, %rstd_first, %row_zero : !statistics
-          %first_h, %first_hx = func.call @row_shares(%thread, %where, %statistics, %yes, %dy_rows, %x_rows, %more_held, %weight, %bias, %inverse)
-              : (!thread, !begin, !statistics, i1, !dy_room, !x_room, !more_dy_held, !weight_room, !bias_room, !inverse_room) -> (!chunk, !chunk)
-          %warp_h, %warp_hx = func.call @subgroup_sums(%first_h, %first_hx) : (!chunk, !chunk) -> (!acc, !acc)
-          func.call @send_sums(%exchange, %mbarriers, %c0, %thread, %leads, %warp_h, %warp_hx)
-              : (!exchange, !mbarriers, index, !thread, i1, !acc, !acc) -> ()
-        }
-      }
-      %walked:8 = scf.for %subgroup_row = %subgroup_first to %m_i32 step %stride  // without sets
-      // with sets: %walked:8 = scf.for %subgroup_row = %subgroup_k to %set_rows_i32 step %stride
-          iter_args(%mean_row = %mean_first, %rstd_row = %rstd_first, %mean_then = %mean_behind_first, %rstd_then = %rstd_behind_first,
-          %fill = %fill_first, %buffer = %c0, %parity = %zero_i32, %parity_of_copies = %zero_i32)
-          -> (!acc, !acc, !acc, !acc, index, index, i32, i32) : i32 {
-        %fill_next = func.call @slot_after(%fill) : (index) -> index
-        %slot = func.call @slot_in_use(%fill) : (index) -> index
-        %copies_next = func.call @parity_after(%fill_next, %parity_of_copies) : (index, i32) -> i32
-
-        %own_row = arith.addi %subgroup_row, %groups_before : i32  // without sets
-        // with sets: %own_k = arith.addi %subgroup_row, %groups_before : i32
-        // with sets: %own_row = memref.load %walk[%c0] : !walk
-        %row, %has_row = scf.if %shares_subgroup -> (i32, i1) {
-          %own_row_in = arith.minsi %own_row, %last : i32
-          %is_in = arith.cmpi sle, %own_row, %last : i32
-          scf.yield %own_row_in, %is_in : i32, i1
-        } else {
-          scf.yield %own_row, %yes : i32, i1
-        }
-
-        // Copies in place are made later: each overwrites a row whose dx is stored first.
-        %row_ahead = arith.addi %own_row, %stride_ahead : i32  // without sets
-        // with sets: %row_ahead = memref.load %walk[%ahead] : !walk
-        %row_ahead_live = arith.cmpi sle, %row_ahead, %last : i32
-        %row_ahead_in = arith.minsi %row_ahead, %last : i32
-        %row_ahead_index = arith.index_castui %row_ahead_in : i32 to index
-        func.call @fetch_ahead(%thread, %row_ahead_index, %row_ahead_live, %fill, %dy, %x, %dy_rows, %x_rows)
-            : (!thread, index, i1, index, !dy_lines, !x_lines, !dy_room, !x_room) -> ()
-        %where = func.call @row_begin(%row, %slot, %thread) : (i32, index, !thread) -> !begin
-
-        // Statistics are loaded a whole step ahead of their use.
-        %row_next = arith.addi %own_row, %stride : i32  // without sets
-        // with sets: %row_next = memref.load %walk[%c1] : !walk
-        %row_next_live = arith.cmpi sle, %row_next, %last : i32
-        %row_next_in = arith.minsi %row_next, %last : i32
-        %row_next_index = arith.index_castui %row_next_in : i32 to index
-        %rows_ahead = vector.from_elements %row_ahead_index, %row_next_index : !rows_ahead
-        %are_live = vector.from_elements %row_ahead_live, %row_next_live : !are_live
-        %row_loaded = scf.if %defers -> i32 {
-          %row_then = arith.addi %row_next, %stride : i32  // without sets
-          // with sets: %c2 = arith.constant 2 : index
-          // with sets: %row_then = memref.load %walk[%c2] : !walk
-          scf.yield %row_then : i32
-        } else {
-          scf.yield %row_next : i32
-        }
-        %row_loaded_in = arith.minsi %row_loaded, %last : i32
-        %row_loaded_index = arith.index_castui %row_loaded_in : i32 to index
-        %mean_loaded = memref.load %mean[%row_loaded_index] : !acc_column
-        %rstd_loaded = memref.load %rstd[%row_loaded_index] : !acc_column
+        func.call @ready_for_sums(%mbarriers, %thread) : (!mbarriers, !thread) -> ()
 
         scf.if %has_dy2 {
-          func.call @load_more(%dy2, %dy3, %dy4, %row_next, %last, %thread, %more_next)
+          func.call @load_more(%dy2, %dy3, %dy4, %first, %last, %thread, %more_held)
               : (!dy_lines, !dy_lines, !dy_lines, i32, i32, !thread, !more_dy_held) -> ()
         }
 
         // With a gate:
-        func.call @load_gate(%z, %row_next, %last, %thread, %more_next) : (!z_lines, i32, i32, !thread, !more_dy_held) -> ()
+        func.call @load_gate(%z, %first, %last, %thread, %more_held) : (!z_lines, i32, i32, !thread, !more_dy_held) -> ()
         // End of the gate.
-        %row_zero = func.call @row_zero(%row) : (i32) -> !acc
-        %row_index = arith.index_castui %row : i32 to index
-        scf.if %residual_early {
-          scf.for %k = %c0 to %chunks step %c1 {
-            func.call @load_residual(%k, %thread, %row_index, %has_row, %dresidual, %residual_held)
-                : (index, !thread, index, i1, !residual_lines, !residual_held) -> ()
-          } {llvm.loop_annotation = #unrolled}
-        }
-        %statistics = vector.from_elements %mean_row, %rstd_row, %row_zero : !statistics
-        %sum_h, %sum_hx = scf.if %defers -> (!acc, !acc) {
-          %step_after = arith.addi %subgroup_row, %stride : i32
-          %walks_on = arith.cmpi slt, %step_after, %m_i32 : i32  // without sets
-          // with sets: %walks_on = arith.cmpi slt, %step_after, %set_rows_i32 : i32
-          scf.if %walks_on {
-            %buffer_then, %parity_then = func.call @buffer_after(%buffer, %parity) : (index, i32) -> (index, i32)
-            %slot_then = func.call @slot_after(%slot) : (index) -> index
-            %row_zero_then = func.call @row_zero(%row_next) : (i32) -> !acc
-            %where_then = func.call @row_begin(%row_next, %slot_then, %thread) : (i32, index, !thread) -> !begin
-            func.call @await_row(%thread, %row_next, %last, %where_then, %copies_next, %dy, %x, %dy_rows, %x_rows, %mbarriers)
+        // Each step uses one row and fetches a later one, #ahead_i32 steps ahead. Groups do not wait for
+        // other groups: each has a barrier of its own.
+        %stride_ahead = arith.muli %ahead_i32, %stride : i32
+        %ahead = arith.index_castui %ahead_i32 : i32 to index
+        %fill_first = arith.select %in_place, %c0, %ahead : index
+        // Where sums are received later, those of the first row are sent before the walk.
+        scf.if %defers {
+          %walks = arith.cmpi slt, %subgroup_first, %m_i32 : i32
+          scf.if %walks {
+            func.call @await_first_copies() : () -> ()
+            %slot = func.call @slot_in_use(%fill_first) : (index) -> index
+            %row_zero = func.call @row_zero(%subgroup_first) : (i32) -> !acc
+            %where = func.call @row_begin(%subgroup_first, %slot, %thread) : (i32, index, !thread) -> !begin
+            func.call @await_row(%thread, %subgroup_first, %last, %where, %zero_i32, %dy, %x, %dy_rows, %x_rows, %mbarriers)
                 : (!thread, i32, i32, !begin, i32, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers) -> ()
-            %statistics_then = vector.from_elements %mean_then, %rstd_then, %row_zero_then : !statistics
-            %then_h, %then_hx = func.call @row_shares(%thread, %where_then, %statistics_then, %yes, %dy_rows, %x_rows, %more_held, %weight, %bias, %inverse)
+            %statistics = vector.from_elements %mean_first, %rstd_first, %row_zero : !statistics
+            %first_h, %first_hx = func.call @row_shares(%thread, %where, %statistics, %yes, %dy_rows, %x_rows, %more_held, %weight, %bias, %inverse)
                 : (!thread, !begin, !statistics, i1, !dy_room, !x_room, !more_dy_held, !weight_room, !bias_room, !inverse_room) -> (!chunk, !chunk)
-            %warp_h, %warp_hx = func.call @subgroup_sums(%then_h, %then_hx) : (!chunk, !chunk) -> (!acc, !acc)
-            func.call @send_sums(%exchange, %mbarriers, %buffer_then, %thread, %leads, %warp_h, %warp_hx)
-                : (!exchange, !mbarriers, index, !thread, i1, !acc, !acc) -> ()
+            %warp_h, %warp_hx = func.call @subgroup_sums(%first_h, %first_hx) : (!chunk, !chunk) -> (!acc, !acc)
+            func.call @send_sums(%exchange, %mbarriers, %posted, %c0, %subgroup_first, %thread, %leads, %warp_h, %warp_hx)
+                : (!exchange, !mbarriers, !posted, index, i32, !thread, i1, !acc, !acc) -> ()
           }
-          %sent_h, %sent_hx = func.call @receive_sums(%exchange, %mbarriers, %buffer, %parity, %thread, %group_i32, %zero, %zero)
-              : (!exchange, !mbarriers, index, i32, !thread, i32, !acc, !acc) -> (!acc, !acc)
-          scf.yield %sent_h, %sent_hx : !acc, !acc
-        } else {
-          func.call @await_row(%thread, %row, %last, %where, %parity_of_copies, %dy, %x, %dy_rows, %x_rows, %mbarriers)
-              : (!thread, i32, i32, !begin, i32, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers) -> ()
-          %share_h, %share_hx = scf.for %k = %c0 to %chunks step %c1
-              iter_args(%h_before = %minus_zeros, %hx_before = %minus_zeros) -> (!chunk, !chunk) {
-            %dya, %xhat, %h, %xa, %ga, %b = func.call @row_chunk(%k, %thread, %where, %statistics, %has_row, %first_time, %dy_rows, %x_rows, %more_held, %weight, %bias, %inverse)
-                : (index, !thread, !begin, !statistics, i1, i1, !dy_room, !x_room, !more_dy_held, !weight_room, !bias_room, !inverse_room)
-                -> (!chunk, !chunk, !chunk, !chunk, !chunk, !chunk)
-            memref.store %dya, %dya_kept[%k] : !held
-            memref.store %xhat, %xhat_kept[%k] : !held
-            memref.store %h, %h_kept[%k] : !held
-            %h_after, %hx_after = func.call @plus_chunk(%h_before, %hx_before, %dya, %xhat, %h, %xa, %ga, %b)
-                : (!chunk, !chunk, !chunk, !chunk, !chunk, !chunk, !chunk, !chunk) -> (!chunk, !chunk)
-            scf.yield %h_after, %hx_after : !chunk, !chunk
-          } {llvm.loop_annotation = #unrolled}
-          %row_h, %row_hx = scf.if %wants_dx -> (!acc, !acc) {
-            %warp_h, %warp_hx = func.call @subgroup_sums(%share_h, %share_hx) : (!chunk, !chunk) -> (!acc, !acc)
-            func.call @send_sums(%exchange, %mbarriers, %buffer, %thread, %leads, %warp_h, %warp_hx)
-                : (!exchange, !mbarriers, index, !thread, i1, !acc, !acc) -> ()
-            %group_h, %group_hx = func.call @receive_sums(%exchange, %mbarriers, %buffer, %parity, %thread, %group_i32, %warp_h, %warp_hx)
-                : (!exchange, !mbarriers, index, i32, !thread, i32, !acc, !acc) -> (!acc, !acc)
-            scf.yield %group_h, %group_hx : !acc, !acc
-          } else {
-            scf.yield %zero, %zero : !acc, !acc
-          }
-          scf.yield %row_h, %row_hx : !acc, !acc
         }
+        %walked:8 = scf.for %subgroup_row = %subgroup_first to %m_i32 step %stride  // without sets
+        // with sets: %walked:8 = scf.for %subgroup_row = %subgroup_k to %set_rows_i32 step %stride
+            iter_args(%mean_row = %mean_first, %rstd_row = %rstd_first, %mean_then = %mean_behind_first, %rstd_then = %rstd_behind_first,
+            %fill = %fill_first, %buffer = %c0, %parity = %zero_i32, %parity_of_copies = %zero_i32)
+            -> (!acc, !acc, !acc, !acc, index, index, i32, i32) : i32 {
+          %fill_next = func.call @slot_after(%fill) : (index) -> index
+          %slot = func.call @slot_in_use(%fill) : (index) -> index
+          %copies_next = func.call @parity_after(%fill_next, %parity_of_copies) : (index, i32) -> i32
 
-        // dx, and the row's part of dgamma and dbeta.
-        scf.for %k = %c0 to %chunks step %c1 {
-          %col, %inside = func.call @column(%k, %thread) : (index, !thread) -> (index, i1)
-          %at = arith.addi %part, %col : index
-          %dya, %xhat, %h = scf.if %rereads -> (!chunk, !chunk, !chunk) {
-            %dya_again, %xhat_again, %h_again, %xa, %ga, %b = func.call @row_chunk(%k, %thread, %where, %statistics, %has_row, %yes, %dy_rows, %x_rows, %more_held, %weight, %bias, %inverse)
-                : (index, !thread, !begin, !statistics, i1, i1, !dy_room, !x_room, !more_dy_held, !weight_room, !bias_room, !inverse_room)
-                -> (!chunk, !chunk, !chunk, !chunk, !chunk, !chunk)
-            scf.yield %dya_again, %xhat_again, %h_again : !chunk, !chunk, !chunk
+          %own_row = arith.addi %subgroup_row, %groups_before : i32  // without sets
+          // with sets: %own_k = arith.addi %subgroup_row, %groups_before : i32
+          // with sets: %own_row = memref.load %walk[%c0] : !walk
+          %row, %has_row = scf.if %shares_subgroup -> (i32, i1) {
+            %own_row_in = arith.minsi %own_row, %last : i32
+            %is_in = arith.cmpi sle, %own_row, %last : i32
+            scf.yield %own_row_in, %is_in : i32, i1
           } else {
-            %dya_mine = memref.load %dya_kept[%k] : !held
-            %xhat_mine = memref.load %xhat_kept[%k] : !held
-            %h_mine = memref.load %h_kept[%k] : !held
-            scf.yield %dya_mine, %xhat_mine, %h_mine : !chunk, !chunk, !chunk
+            scf.yield %own_row, %yes : i32, i1
           }
-          %dxa = func.call @dx(%h, %xhat, %rstd_row, %sum_h, %sum_hx) : (!chunk, !chunk, !acc, !acc, !acc) -> !chunk
-          scf.if %residual_late {
-            func.call @load_residual(%k, %thread, %row_index, %has_row, %dresidual, %residual_held)
-                : (index, !thread, index, i1, !residual_lines, !residual_held) -> ()
+          %stores_row = arith.andi %has_row, %is_last_turn : i1
+
+          // Copies in place are made later: each overwrites a row whose dx is stored first.
+          %row_ahead = arith.addi %own_row, %stride_ahead : i32  // without sets
+          // with sets: %row_ahead = memref.load %walk[%ahead] : !walk
+          %row_ahead_live = arith.cmpi sle, %row_ahead, %last : i32
+          %row_ahead_in = arith.minsi %row_ahead, %last : i32
+          %row_ahead_index = arith.index_castui %row_ahead_in : i32 to index
+          func.call @fetch_ahead(%thread, %row_ahead_index, %row_ahead_live, %fill, %dy, %x, %dy_rows, %x_rows)
+              : (!thread, index, i1, index, !dy_lines, !x_lines, !dy_room, !x_room) -> ()
+          %where = func.call @row_begin(%row, %slot, %thread) : (i32, index, !thread) -> !begin
+
+          // Statistics are loaded a whole step ahead of their use.
+          %row_next = arith.addi %own_row, %stride : i32  // without sets
+          // with sets: %row_next = memref.load %walk[%c1] : !walk
+          %row_next_live = arith.cmpi sle, %row_next, %last : i32
+          %row_next_in = arith.minsi %row_next, %last : i32
+          %row_next_index = arith.index_castui %row_next_in : i32 to index
+          %rows_ahead = vector.from_elements %row_ahead_index, %row_next_index : !rows_ahead
+          %are_live = vector.from_elements %row_ahead_live, %row_next_live : !are_live
+          %row_then = arith.addi %row_next, %stride : i32  // without sets
+          // with sets: %c2 = arith.constant 2 : index
+          // with sets: %row_then = memref.load %walk[%c2] : !walk
+          %row_loaded = arith.select %defers, %row_then, %row_next : i32
+          %row_loaded_in = arith.minsi %row_loaded, %last : i32
+          %row_loaded_index = arith.index_castui %row_loaded_in : i32 to index
+          %mean_loaded = memref.load %mean[%row_loaded_index] : !acc_column
+          %rstd_loaded = memref.load %rstd[%row_loaded_index] : !acc_column
+
+          scf.if %has_dy2 {
+            func.call @load_more(%dy2, %dy3, %dy4, %row_next, %last, %thread, %more_next)
+                : (!dy_lines, !dy_lines, !dy_lines, i32, i32, !thread, !more_dy_held) -> ()
           }
-          %dresidual_k = memref.load %residual_held[%k] : !residual_held
-          %dresidual_a = func.call @widen_of_residual(%dresidual_k) : (!residual_chunk) -> !chunk
-          %dx_sum = func.call @plus_residual(%dxa, %dresidual_a) : (!chunk, !chunk) -> !chunk
+
           // With a gate:
-          %dx_sum_gated, %dza = func.call @gate_gradients(%k, %thread, %where, %has_row, %dx_sum, %xhat, %dy_rows, %x_rows, %more_held, %weight, %bias)
-              : (index, !thread, !begin, i1, !chunk, !chunk, !dy_room, !x_room, !more_dy_held, !weight_room, !bias_room) -> (!chunk, !chunk)
+          func.call @load_gate(%z, %row_next, %last, %thread, %more_next) : (!z_lines, i32, i32, !thread, !more_dy_held) -> ()
+          // End of the gate.
+          %row_zero = func.call @row_zero(%row) : (i32) -> !acc
+          %row_index = arith.index_castui %row : i32 to index
+          scf.if %residual_early {
+            scf.for %k = %c0 to %chunks step %c1 {
+              func.call @load_residual(%k, %thread, %row_index, %has_row, %dresidual, %residual_held)
+                  : (index, !thread, index, i1, !residual_lines, !residual_held) -> ()
+            } {llvm.loop_annotation = #unrolled}
+          }
+          %statistics = vector.from_elements %mean_row, %rstd_row, %row_zero : !statistics
+          %sum_h, %sum_hx = scf.if %defers -> (!acc, !acc) {
+            %step_after = arith.addi %subgroup_row, %stride : i32
+            %walks_on = arith.cmpi slt, %step_after, %m_i32 : i32  // without sets
+            // with sets: %walks_on = arith.cmpi slt, %step_after, %set_rows_i32 : i32
+            scf.if %walks_on {
+              %buffer_then, %parity_then = func.call @buffer_after(%buffer, %parity) : (index, i32) -> (index, i32)
+              %slot_then = func.call @slot_after(%slot) : (index) -> index
+              %row_zero_then = func.call @row_zero(%row_next) : (i32) -> !acc
+              %where_then = func.call @row_begin(%row_next, %slot_then, %thread) : (i32, index, !thread) -> !begin
+              func.call @await_row(%thread, %row_next, %last, %where_then, %copies_next, %dy, %x, %dy_rows, %x_rows, %mbarriers)
+                  : (!thread, i32, i32, !begin, i32, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers) -> ()
+              %statistics_then = vector.from_elements %mean_then, %rstd_then, %row_zero_then : !statistics
+              %then_h, %then_hx = func.call @row_shares(%thread, %where_then, %statistics_then, %yes, %dy_rows, %x_rows, %more_held, %weight, %bias, %inverse)
+                  : (!thread, !begin, !statistics, i1, !dy_room, !x_room, !more_dy_held, !weight_room, !bias_room, !inverse_room) -> (!chunk, !chunk)
+              %warp_h, %warp_hx = func.call @subgroup_sums(%then_h, %then_hx) : (!chunk, !chunk) -> (!acc, !acc)
+              func.call @send_sums(%exchange, %mbarriers, %posted, %buffer_then, %row_next, %thread, %leads, %warp_h, %warp_hx)
+                  : (!exchange, !mbarriers, !posted, index, i32, !thread, i1, !acc, !acc) -> ()
+            }
+            %sent_h, %sent_hx = func.call @receive_sums(%exchange, %mbarriers, %posted, %buffer, %parity, %row, %thread, %group_i32, %is_last_turn, %zero, %zero)
+                : (!exchange, !mbarriers, !posted, index, i32, i32, !thread, i32, i1, !acc, !acc) -> (!acc, !acc)
+            scf.yield %sent_h, %sent_hx : !acc, !acc
+          } else {
+            func.call @await_row(%thread, %row, %last, %where, %parity_of_copies, %dy, %x, %dy_rows, %x_rows, %mbarriers)
+                : (!thread, i32, i32, !begin, i32, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers) -> ()
+            %share_h, %share_hx = scf.for %k = %c0 to %chunks step %c1
+                iter_args(%h_before = %minus_zeros, %hx_before = %minus_zeros) -> (!chunk, !chunk) {
+              %dya, %xhat, %h, %xa, %ga, %b = func.call @row_chunk(%k, %thread, %where, %statistics, %has_row, %first_time, %dy_rows, %x_rows, %more_held, %weight, %bias, %inverse)
+                  : (index, !thread, !begin, !statistics, i1, i1, !dy_room, !x_room, !more_dy_held, !weight_room, !bias_room, !inverse_room)
+                  -> (!chunk, !chunk, !chunk, !chunk, !chunk, !chunk)
+              memref.store %dya, %dya_kept[%k] : !held
+              memref.store %xhat, %xhat_kept[%k] : !held
+              memref.store %h, %h_kept[%k] : !held
+              %h_after, %hx_after = func.call @plus_chunk(%h_before, %hx_before, %dya, %xhat, %h, %xa, %ga, %b)
+                  : (!chunk, !chunk, !chunk, !chunk, !chunk, !chunk, !chunk, !chunk) -> (!chunk, !chunk)
+              scf.yield %h_after, %hx_after : !chunk, !chunk
+            } {llvm.loop_annotation = #unrolled}
+            %row_h, %row_hx = scf.if %wants_dx -> (!acc, !acc) {
+              %warp_h, %warp_hx = func.call @subgroup_sums(%share_h, %share_hx) : (!chunk, !chunk) -> (!acc, !acc)
+              func.call @send_sums(%exchange, %mbarriers, %posted, %buffer, %row, %thread, %leads, %warp_h, %warp_hx)
+                  : (!exchange, !mbarriers, !posted, index, i32, !thread, i1, !acc, !acc) -> ()
+              %group_h, %group_hx = func.call @receive_sums(%exchange, %mbarriers, %posted, %buffer, %parity, %row, %thread, %group_i32, %is_last_turn, %warp_h, %warp_hx)
+                  : (!exchange, !mbarriers, !posted, index, i32, i32, !thread, i32, i1, !acc, !acc) -> (!acc, !acc)
+              scf.yield %group_h, %group_hx : !acc, !acc
+            } else {
+              scf.yield %zero, %zero : !acc, !acc
+            }
+            scf.yield %row_h, %row_hx : !acc, !acc
+          }
+
+          // dx, and the row's part of dgamma and dbeta.
+          scf.for %k = %c0 to %chunks step %c1 {
+            %col, %inside = func.call @column(%k, %thread) : (index, !thread) -> (index, i1)
+            %at = arith.addi %part, %col : index
+            %dya, %xhat, %h = scf.if %rereads -> (!chunk, !chunk, !chunk) {
+              %dya_again, %xhat_again, %h_again, %xa, %ga, %b = func.call @row_chunk(%k, %thread, %where, %statistics, %has_row, %yes, %dy_rows, %x_rows, %more_held, %weight, %bias, %inverse)
+                  : (index, !thread, !begin, !statistics, i1, i1, !dy_room, !x_room, !more_dy_held, !weight_room, !bias_room, !inverse_room)
+                  -> (!chunk, !chunk, !chunk, !chunk, !chunk, !chunk)
+              scf.yield %dya_again, %xhat_again, %h_again : !chunk, !chunk, !chunk
+            } else {
+              %dya_mine = memref.load %dya_kept[%k] : !held
+              %xhat_mine = memref.load %xhat_kept[%k] : !held
+              %h_mine = memref.load %h_kept[%k] : !held
+              scf.yield %dya_mine, %xhat_mine, %h_mine : !chunk, !chunk, !chunk
+            }
+            %dxa = func.call @dx(%h, %xhat, %rstd_row, %sum_h, %sum_hx) : (!chunk, !chunk, !acc, !acc, !acc) -> !chunk
+            scf.if %residual_late {
+              func.call @load_residual(%k, %thread, %row_index, %has_row, %dresidual, %residual_held)
+                  : (index, !thread, index, i1, !residual_lines, !residual_held) -> ()
+            }
+            %dresidual_k = memref.load %residual_held[%k] : !residual_held
+            %dresidual_a = func.call @widen_of_residual(%dresidual_k) : (!residual_chunk) -> !chunk
+            %dx_sum = func.call @plus_residual(%dxa, %dresidual_a) : (!chunk, !chunk) -> !chunk
+            // With a gate:
+            %dx_sum_gated, %dza = func.call @gate_gradients(%k, %thread, %where, %has_row, %dx_sum, %xhat, %dy_rows, %x_rows, %more_held, %weight, %bias)
+                : (index, !thread, !begin, i1, !chunk, !chunk, !dy_room, !x_room, !more_dy_held, !weight_room, !bias_room) -> (!chunk, !chunk)
+            scf.if %wants_dz {
+              %dz_k = func.call @round_of_z(%dza) : (!chunk) -> !z_chunk
+              %dz_settled = func.call @settled_of_z(%dz_k) : (!z_chunk) -> !z_chunk
+              %has_cells = arith.andi %inside, %stores_row : i1
+              %whole_z = func.call @is_whole(%k, %at, %shift) : (index, index, index) -> i1
+              %stores_z = arith.andi %has_cells, %whole_z : i1
+              func.call @store_of_z(%dz, %row_index, %part, %col, %stores_z, %dz_settled)
+                  : (!z_lines, index, index, index, i1, !z_chunk) -> ()
+              memref.store %dz_settled, %dz_kept[%k] : !z_held
+            }
+            // End of the gate.
+            %dx_k = func.call @round_of_x(%dx_sum) : (!chunk) -> !x_chunk
+            scf.if %wants_dx {
+              %dx_stored = scf.if %fills -> !x_chunk {
+                scf.yield %dx_k : !x_chunk
+              } else {
+                %settled = func.call @settled_of_x(%dx_k) : (!x_chunk) -> !x_chunk
+                scf.yield %settled : !x_chunk
+              }
+              %exists = arith.andi %inside, %stores_row : i1
+              %whole = func.call @is_whole(%k, %at, %shift) : (index, index, index) -> i1
+              %stores = arith.andi %exists, %whole : i1
+              func.call @store_of_x(%dx, %row_index, %part, %col, %stores, %dx_stored) : (!x_lines, index, index, index, i1, !x_chunk) -> ()
+              // with copies: func.call @store_copy(%dx_copy, %row_index, %part, %col, %stores, %dx_stored) : (!copy_lines, index, index, index, i1, !x_chunk) -> ()
+              memref.store %dx_stored, %dx_kept[%k] : !x_held
+            }
+            func.call @refill_chunk(%k, %thread, %row_ahead_index, %row_ahead_live, %fill, %dy, %x, %dy_rows, %x_rows)
+                : (index, !thread, index, i1, index, !dy_lines, !x_lines, !dy_room, !x_room) -> ()
+            %dgamma_before = memref.load %dgamma_sums[%k] : !held
+            %dbeta_before = memref.load %dbeta_sums[%k] : !held
+            %dgamma_after = math.fma %dya, %xhat, %dgamma_before : !chunk
+            %dbeta_more = arith.addf %dbeta_before, %dya : !chunk
+            %dbeta_after = arith.select %sums_dbeta, %dbeta_more, %dbeta_before : !chunk
+            // Before the branches of a row's edges, of copies, and of turns: LLVM would move both sums behind them, and keep what
+            // they add.
+            %branches = func.call @branches() : () -> i1
+            %dgamma_here, %dbeta_here = scf.if %branches -> (!chunk, !chunk) {
+              %dgamma_settled = func.call @settled_of_sums(%dgamma_after) : (!chunk) -> !chunk
+              %dbeta_settled = func.call @settled_of_sums(%dbeta_after) : (!chunk) -> !chunk
+              scf.yield %dgamma_settled, %dbeta_settled : !chunk, !chunk
+            } else {
+              scf.yield %dgamma_after, %dbeta_after : !chunk, !chunk
+            }
+            memref.store %dgamma_here, %dgamma_sums[%k] : !held
+            memref.store %dbeta_here, %dbeta_sums[%k] : !held
+
+            func.call @take_next_chunk(%k, %dy_rows, %x_rows) : (index, !dy_room, !x_room) -> ()
+            scf.for %more = %c0 to %c3 step %c1 {
+              %more_fetched = memref.load %more_next[%more, %k] : !more_dy_held
+              memref.store %more_fetched, %more_held[%more, %k] : !more_dy_held
+            } {llvm.loop_annotation = #unrolled}
+          } {llvm.loop_annotation = #unrolled}
+
+          func.call @refill_row(%thread, %rows_ahead, %are_live, %cells, %fill, %dy, %x, %dy_rows, %x_rows, %mbarriers)
+              : (!thread, !rows_ahead, !are_live, index, index, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers) -> ()
+          // With a gate:
           scf.if %wants_dz {
-            %dz_k = func.call @round_of_z(%dza) : (!chunk) -> !z_chunk
-            %dz_settled = func.call @settled_of_z(%dz_k) : (!z_chunk) -> !z_chunk
-            %has_cells = arith.andi %inside, %has_row : i1
-            %whole_z = func.call @is_whole(%k, %at, %shift) : (index, index, index) -> i1
-            %stores_z = arith.andi %has_cells, %whole_z : i1
-            func.call @store_of_z(%dz, %row_index, %part, %col, %stores_z, %dz_settled)
-                : (!z_lines, index, index, index, i1, !z_chunk) -> ()
-            memref.store %dz_settled, %dz_kept[%k] : !z_held
+            scf.for %k = %c0 to %chunks step %c1 {
+              %edge = func.call @may_be_edge(%k) : (index) -> i1
+              scf.if %edge {
+                %col, %inside = func.call @column(%k, %thread) : (index, !thread) -> (index, i1)
+                %exists = arith.andi %inside, %stores_row : i1
+                %dz_k = memref.load %dz_kept[%k] : !z_held
+                func.call @store_edge_of_z(%dz, %row_index, %k, %part, %col, %shift, %exists, %dz_k)
+                    : (!z_lines, index, index, index, index, index, i1, !z_chunk) -> ()
+              }
+            } {llvm.loop_annotation = #unrolled}
           }
           // End of the gate.
-          %dx_k = func.call @round_of_x(%dx_sum) : (!chunk) -> !x_chunk
+          // A row's first and last chunk, apart from the others: these need no branch.
           scf.if %wants_dx {
-            %dx_stored = scf.if %fills -> !x_chunk {
-              scf.yield %dx_k : !x_chunk
-            } else {
-              %settled = func.call @settled_of_x(%dx_k) : (!x_chunk) -> !x_chunk
-              scf.yield %settled : !x_chunk
-            }
-            %exists = arith.andi %inside, %has_row : i1
-            %whole = func.call @is_whole(%k, %at, %shift) : (index, index, index) -> i1
-            %stores = arith.andi %exists, %whole : i1
-            func.call @store_of_x(%dx, %row_index, %part, %col, %stores, %dx_stored) : (!x_lines, index, index, index, i1, !x_chunk) -> ()
-            // with copies: func.call @store_copy(%dx_copy, %row_index, %part, %col, %stores, %dx_stored) : (!copy_lines, index, index, index, i1, !x_chunk) -> ()
-            memref.store %dx_stored, %dx_kept[%k] : !x_held
+            scf.for %k = %c0 to %chunks step %c1 {
+              %edge = func.call @may_be_edge(%k) : (index) -> i1
+              scf.if %edge {
+                %col, %inside = func.call @column(%k, %thread) : (index, !thread) -> (index, i1)
+                %exists = arith.andi %inside, %stores_row : i1
+                %dx_k = memref.load %dx_kept[%k] : !x_held
+                func.call @store_edge_of_x(%dx, %row_index, %k, %part, %col, %shift, %exists, %dx_k)
+                    : (!x_lines, index, index, index, index, index, i1, !x_chunk) -> ()
+                // with copies: func.call @store_copy_edge(%dx_copy, %row_index, %k, %part, %col, %shift, %exists, %dx_k)
+                // with copies:     : (!copy_lines, index, index, index, index, index, i1, !x_chunk) -> ()
+              }
+            } {llvm.loop_annotation = #unrolled}
           }
-          func.call @refill_chunk(%k, %thread, %row_ahead_index, %row_ahead_live, %fill, %dy, %x, %dy_rows, %x_rows)
-              : (index, !thread, index, i1, index, !dy_lines, !x_lines, !dy_room, !x_room) -> ()
-          %dgamma_before = memref.load %dgamma_sums[%k] : !held
-          %dbeta_before = memref.load %dbeta_sums[%k] : !held
-          %dgamma_after = math.fma %dya, %xhat, %dgamma_before : !chunk
-          %dbeta_more = arith.addf %dbeta_before, %dya : !chunk
-          %dbeta_after = arith.select %sums_dbeta, %dbeta_more, %dbeta_before : !chunk
-          // Before the branches of a row's edges, and of copies: LLVM would move both sums behind them, and keep what
-          // they add.
-          %branches = arith.ori %shifted, %in_bulk : i1
-          %dgamma_here, %dbeta_here = scf.if %branches -> (!chunk, !chunk) {
-            %dgamma_settled = func.call @settled_of_sums(%dgamma_after) : (!chunk) -> !chunk
-            %dbeta_settled = func.call @settled_of_sums(%dbeta_after) : (!chunk) -> !chunk
-            scf.yield %dgamma_settled, %dbeta_settled : !chunk, !chunk
-          } else {
-            scf.yield %dgamma_after, %dbeta_after : !chunk, !chunk
-          }
-          memref.store %dgamma_here, %dgamma_sums[%k] : !held
-          memref.store %dbeta_here, %dbeta_sums[%k] : !held
-
-          func.call @take_next_chunk(%k, %dy_rows, %x_rows) : (index, !dy_room, !x_room) -> ()
-          scf.for %more = %c0 to %c3 step %c1 {
-            %more_fetched = memref.load %more_next[%more, %k] : !more_dy_held
-            memref.store %more_fetched, %more_held[%more, %k] : !more_dy_held
-          } {llvm.loop_annotation = #unrolled}
-        } {llvm.loop_annotation = #unrolled}
-
-        func.call @refill_row(%thread, %rows_ahead, %are_live, %cells, %fill, %dy, %x, %dy_rows, %x_rows, %mbarriers)
-            : (!thread, !rows_ahead, !are_live, index, index, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers) -> ()
-        // With a gate:
-        scf.if %wants_dz {
-          scf.for %k = %c0 to %chunks step %c1 {
-            %edge = func.call @may_be_edge(%k) : (index) -> i1
-            scf.if %edge {
-              %col, %inside = func.call @column(%k, %thread) : (index, !thread) -> (index, i1)
-              %exists = arith.andi %inside, %has_row : i1
-              %dz_k = memref.load %dz_kept[%k] : !z_held
-              func.call @store_edge_of_z(%dz, %row_index, %k, %part, %col, %shift, %exists, %dz_k)
-                  : (!z_lines, index, index, index, index, index, i1, !z_chunk) -> ()
-            }
-          } {llvm.loop_annotation = #unrolled}
+          %buffer_next, %parity_next = func.call @buffer_after(%buffer, %parity) : (index, i32) -> (index, i32)
+          // with sets: func.call @walk_on(%thread, %set_step, %own_k, %stride, %walk) : (!thread, !set_step, i32, i32, !walk) -> ()
+          %mean_after = arith.select %defers, %mean_then, %mean_loaded : !acc
+          %rstd_after = arith.select %defers, %rstd_then, %rstd_loaded : !acc
+          %mean_behind = arith.select %defers, %mean_loaded, %mean_then : !acc
+          %rstd_behind = arith.select %defers, %rstd_loaded, %rstd_then : !acc
+          scf.yield %mean_after, %rstd_after, %mean_behind, %rstd_behind, %fill_next, %buffer_next, %parity_next, %copies_next
+              : !acc, !acc, !acc, !acc, index, index, i32, i32
         }
-        // End of the gate.
-        // A row's first and last chunk, apart from the others: these need no branch.
-        scf.if %wants_dx {
-          scf.for %k = %c0 to %chunks step %c1 {
-            %edge = func.call @may_be_edge(%k) : (index) -> i1
-            scf.if %edge {
-              %col, %inside = func.call @column(%k, %thread) : (index, !thread) -> (index, i1)
-              %exists = arith.andi %inside, %has_row : i1
-              %dx_k = memref.load %dx_kept[%k] : !x_held
-              func.call @store_edge_of_x(%dx, %row_index, %k, %part, %col, %shift, %exists, %dx_k)
-                  : (!x_lines, index, index, index, index, index, i1, !x_chunk) -> ()
-              // with copies: func.call @store_copy_edge(%dx_copy, %row_index, %k, %part, %col, %shift, %exists, %dx_k)
-              // with copies:     : (!copy_lines, index, index, index, index, index, i1, !x_chunk) -> ()
-            }
-          } {llvm.loop_annotation = #unrolled}
-        }
-        %buffer_next, %parity_next = func.call @buffer_after(%buffer, %parity) : (index, i32) -> (index, i32)
-        // with sets: func.call @walk_on(%thread, %set_step, %own_k, %stride, %walk) : (!thread, !set_step, i32, i32, !walk) -> ()
-        %mean_after = arith.select %defers, %mean_then, %mean_loaded : !acc
-        %rstd_after = arith.select %defers, %rstd_then, %rstd_loaded : !acc
-        %mean_behind = arith.select %defers, %mean_loaded, %mean_then : !acc
-        %rstd_behind = arith.select %defers, %rstd_loaded, %rstd_then : !acc
-        scf.yield %mean_after, %rstd_after, %mean_behind, %rstd_behind, %fill_next, %buffer_next, %parity_next, %copies_next
-            : !acc, !acc, !acc, !acc, index, index, i32, i32
+        func.call @await_last_copies() : () -> ()
+        func.call @store_partial_row(%thread, %workgroup, %dgamma_sums, %dbeta_sums, %dy_bytes, %dgamma_partials, %dbeta_partials)
+            : (!thread, index, !held, !held, !dy_bytes, !acc_rows, !acc_rows) -> ()
+        func.call @end_turn() : () -> ()
       }
-      func.call @await_last_copies() : () -> ()
-      func.call @store_partial_row(%thread, %workgroup, %dgamma_sums, %dbeta_sums, %dy_bytes, %dgamma_partials, %dbeta_partials)
-          : (!thread, index, !held, !held, !dy_bytes, !acc_rows, !acc_rows) -> ()
 
       // This branch is never taken. Without a store, LLVM finds that these bindings are read-only. ptxas
       // then moves the loads, which are meant to overlap with the barrier, to behind it.

@@ -566,6 +566,7 @@ def _schedules(case: Case, spec: NormSpec, target: Target) -> Iterator[OnePass |
             defers=cluster > 1 and case.chance(0.5),
             bulk=bulk,
             x_later=bulk and slots == 2 and case.chance(0.5),
+            posts=cluster > 1 and not bulk and case.chance(0.5),
             **finalize,
         )
         if one.chunks(spec, target) * vector <= 32:

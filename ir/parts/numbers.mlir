@@ -18,6 +18,7 @@
 #buffers = 2 : index
 
 func.func private @in_bulk() -> i1
+func.func private @takes_turns() -> i1
 // End of what is replaced.
 
 // V.
@@ -253,4 +254,14 @@ func.func private @whole_16() -> i1 {
   %beyond = arith.remui %n, %most : index
   %is = arith.cmpi eq, %beyond, %c0 : index
   return %is : i1
+}
+
+// Whether there are branches between a row's sums and the end of its step: at its edges, of copies, or in turns.
+func.func private @branches() -> i1 {
+  %shifted = func.call @shifted() : () -> i1
+  %in_bulk = func.call @in_bulk() : () -> i1
+  %takes_turns = func.call @takes_turns() : () -> i1
+  %of_rows = arith.ori %shifted, %in_bulk : i1
+  %are = arith.ori %of_rows, %takes_turns : i1
+  return %are : i1
 }

@@ -48,6 +48,7 @@ _EXECUTABLE = re.compile(
 _BINDING = re.compile(r"(layout\(#(\w+)_layout\) binding\()(\d+)(?=\))")
 _AS_THEY_ARE = "affine_map<()[p] -> (p)>"  # of workgroups that a dispatch has the number of
 _OF_SETS = dict(zip(Sets._fields, ("g", "rows_per_set"), strict=True))  # their symbols
+_OF_ROWS = (Kind.CELLS, Kind.ROWS, Kind.POSTS)
 _VIEW = "!hal.buffer_view"  # memory with a shape and a type, as callers give it
 
 
@@ -421,6 +422,8 @@ def _dispatches(spec: NormSpec, plan: Plan, suffix: str = "") -> tuple[list[str]
         types = ", ".join(
             [*("i32" for _ in constants), *(_sized(spec, read, partials) for read in reads)]
         )
+        # A kernel may change scratch that it reads. IREE need not know, as nothing reads it later:
+        # told by a tied result, IREE 3.13 gives dx memory of its own, and copies it.
         computed = []
         for operand in writes:
             type_ = _sized(spec, operand, partials)
@@ -451,7 +454,7 @@ def _sized(spec: NormSpec, operand: Operand, partials: Mapping[str, str] | None 
     if spec.is_strided(operand):
         length = strided_rows.length(operand) if spec.has(operand) else "%cells"
         return f"{operand.alias}{{{length}}}"
-    of_rows = operand.kind in (Kind.CELLS, Kind.ROWS) and spec.rows is None
+    of_rows = operand.kind in _OF_ROWS and (spec.rows is None or operand.kind is Kind.POSTS)
     of_sets = spec.kind_of(operand) is Kind.SETS
     return operand.alias + ("{%m}" if of_rows else "{%g}" if of_sets else "")
 

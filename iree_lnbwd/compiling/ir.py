@@ -53,6 +53,7 @@ FEW_ROWS = "few_rows.mlir"
 TWO_PASS = "two_pass.mlir"
 ROW_BLOCKS = "row_blocks.mlir"
 FINALIZE = "finalize.mlir"
+UNSENT = "unsent.mlir"
 FORWARD = "forward.mlir"
 FORWARD_ROW_BLOCKS = "forward_row_blocks.mlir"
 MATH = (
@@ -62,6 +63,7 @@ MATH = (
     "math/clusters.mlir",
     "math/bulk.mlir",
     "math/memory.mlir",
+    "math/posts.mlir",
     "math/environment.mlir",
     "math/sets.mlir",
     "math/rows.mlir",
@@ -132,6 +134,7 @@ def sources(spec: NormSpec, target: Target, schedule: Schedule) -> tuple[str, ..
         statistics = FORWARD_ROW_BLOCKS
     else:
         names = [name for form in reversed(forms(schedule, spec)) for name in _FILES[type(form)]]
+        names += [UNSENT] * (isinstance(schedule, OnePass) and schedule.posts_sums(spec))
         statistics = FORWARD
     if spec.eps is not None and statistics not in names:
         names.append(statistics)
@@ -322,7 +325,7 @@ def _literals(
     sharing = {_OF_A_ROW: target.subgroup_size}
     if isinstance(schedule, OnePass) and name == FEW_ROWS and (few := schedule.few_rows):
         sharing[_OF_A_TILE] = few.parts(target)
-    if isinstance(schedule, OnePass) and name == ONE_PASS:
+    if isinstance(schedule, OnePass) and name == ONE_PASS and schedule.in_cluster:
         text = _clustered(text, "rows", schedule.cluster)
     if name == FORWARD or name.startswith(f"parts/{_OF_FORWARD}/"):
         how = _forward(spec, target, schedule)

@@ -20,6 +20,7 @@ class Kind(Enum):
     COLUMNS = "n"  # each column: a parameter, or its gradient
     PARTIALS = "pn"  # each column of P partial rows: scratch
     SETS = "gn"  # each column of G sets: what COLUMNS are where the weight has sets
+    POSTS = "mq"  # each of the Q words that workgroups post of a row: scratch
 
     def shape(self, rows: int | None, columns: int) -> tuple[int | None, ...]:
         """The shape in modules; None is a number that calls decide: of rows, or sets."""
@@ -32,6 +33,8 @@ class Kind(Enum):
                 return (columns,)
             case Kind.PARTIALS | Kind.SETS:
                 return (None, columns)
+            case Kind.POSTS:
+                return (rows, None)
 
     def __str__(self) -> str:
         """Its shape in letters, e.g. ``[M, N]``."""
@@ -170,6 +173,7 @@ PARTIAL_DBETA = Operand(
 )
 SUM_H = Operand("sum_h", "sum_h", Kind.ROWS, Element.ACC, Access.WRITTEN, When.NEVER)
 SUM_HX = Operand("sum_hx", "sum_hx", Kind.ROWS, Element.ACC, Access.WRITTEN, When.NEVER)
+POSTED_SUMS = Operand("posted_sums", "posted", Kind.POSTS, Element.ACC, Access.WRITTEN, When.NEVER)
 
 
 def _with_bias(operand: Operand) -> Operand:
@@ -300,7 +304,7 @@ LAYER_NORM_BACKWARD = Op(
         *(GRAD_OUTPUT, INPUT, MEAN, RSTD, WEIGHT, BIAS, GRAD_RESIDUAL, *MORE_GRAD_OUTPUTS),
         *(GRAD_INPUT, GRAD_WEIGHT, GRAD_BIAS),
     ),
-    (PARTIAL_DGAMMA, PARTIAL_DBETA, SUM_H, SUM_HX),
+    (PARTIAL_DGAMMA, PARTIAL_DBETA, SUM_H, SUM_HX, POSTED_SUMS),
 )
 RMS_NORM_BACKWARD = Op(
     "rms_norm_backward",
@@ -310,7 +314,7 @@ RMS_NORM_BACKWARD = Op(
         *(GRAD_OUTPUT, INPUT, RSTD, WEIGHT, BIAS, GRAD_RESIDUAL, *MORE_GRAD_OUTPUTS),
         *(GRAD_INPUT, GRAD_WEIGHT, _with_bias(GRAD_BIAS)),
     ),
-    (PARTIAL_DGAMMA, _with_bias(PARTIAL_DBETA), SUM_HX),
+    (PARTIAL_DGAMMA, _with_bias(PARTIAL_DBETA), SUM_HX, POSTED_SUMS),
 )
 OPS = {op.name: op for op in (LAYER_NORM, RMS_NORM, LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD)}
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from iree_lnbwd.runtime.frameworks.framework import Framework
 from iree_lnbwd.runtime.gpu_driver import Driver
 from iree_lnbwd.runtime.iree_module import IreeModule
 from iree_lnbwd.runtime.storage import Extent, check_apart, extent
-from iree_lnbwd.runtime.stream_module import LaunchSequence, StreamModule, are_aligned
+from iree_lnbwd.runtime.stream_module import LaunchSequence, StreamModule, are_aligned, picking
 from iree_lnbwd.vmfb.description import OpenedModule
 from iree_lnbwd.vmfb.raw_interface import storage_name
 
@@ -170,7 +169,7 @@ class GpuModule:
             module=self,
             rows=rows,
             input=arguments.index(spec.family.data.name),
-            inputs=_picking(places),
+            inputs=picking(places),
             copied=tuple(
                 place
                 for place, given in enumerate(spec.inputs)
@@ -297,13 +296,6 @@ def _extent(name: str, address: int, view: GpuArray | None) -> Extent | None:
     if view.contiguous:
         return Extent(name, address, math.prod(view.shape) * np.dtype(view.dtype).itemsize)
     return extent(name, view_of(address, view.shape, view.strides, view.dtype, keeper=None))
-
-
-def _picking(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """What takes the items at these places; `operator.itemgetter` of one would give no tuple."""
-    if len(places) == 1:
-        return lambda given: (given[places[0]],)
-    return operator.itemgetter(*places)
 
 
 def _numpy_type(spec: NormSpec, operand: Operand) -> np.dtype[Any]:

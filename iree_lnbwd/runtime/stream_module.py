@@ -6,6 +6,7 @@ import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -79,6 +80,13 @@ def are_aligned(addresses: Sequence[int], alignment: int) -> bool:
     return functools.reduce(operator.or_, addresses, 0) % alignment == 0
 
 
+def picking(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """What takes the items at these places; `operator.itemgetter` of one would give no tuple."""
+    if len(places) == 1:
+        return lambda given: (given[places[0]],)
+    return operator.itemgetter(*places)
+
+
 class StreamModule:
     """A module's kernels, loaded on a GPU."""
 
@@ -125,7 +133,7 @@ class StreamModule:
             x, y, z = map(count, planned.workgroups)
             constants = [*map(count, planned.constants)]
             launches.append(self._kernels[planned.kernel].launch((x, y, z), constants))
-            picks.append(operator.itemgetter(*(places[name] for name in planned.bindings)))
+            picks.append(picking([places[name] for name in planned.bindings]))
         if len(launches) > 1 and self._driver.has_graphs and plan not in self._graphs:
             self._graphs[plan] = self._driver.graph(launches)
         return LaunchSequence(

@@ -19,6 +19,7 @@ from iree_lnbwd.schedules.elements import WHOLE_LINES, across_borders, vector_of
 from iree_lnbwd.schedules.finalize import with_finalize
 from iree_lnbwd.schedules.forward import Forward
 from iree_lnbwd.schedules.one_pass import AHEAD_OF_LATER_SUMS, OnePass
+from iree_lnbwd.schedules.posted_choice import Way, fitting
 from iree_lnbwd.schedules.rules import MOST_BUSY, RESERVED_BYTES, alike, touched_columns
 from iree_lnbwd.schedules.schedule import Schedule
 from iree_lnbwd.schedules.two_pass import TwoPass
@@ -192,8 +193,23 @@ def _others(
             yield from _forwards(spec, target, chosen)
         case OnePass() | TwoPass():
             yield from _with_few_rows_of(chosen, one_pass(spec, target, product), spec, target)
+            if isinstance(chosen, OnePass) and chosen.posts:
+                yield from _with_few_rows_of(chosen, _posting(spec, target, product), spec, target)
             if isinstance(chosen, TwoPass):
                 yield from _two_passes(spec, target, product, chosen)
+
+
+def _posting(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePass]:
+    """Those of rows that several workgroups share, and whose sums they post in memory."""
+    vectors = {min(vector_of(spec), WHOLE_LINES), *across_borders(spec)}
+    for warps, resident, fetch, (_, defers), vector in itertools.product(
+        _WARPS, _RESIDENT, _FETCHES, _DX[1:], sorted(vectors)
+    ):
+        ahead, slots, bulk, _ = fetch
+        if not bulk and warps * resident in _BUSY:
+            way = Way(warps, resident, ahead, slots, defers)
+            for one in fitting(spec, target, product, way, vector):
+                yield with_finalize(one, spec, target, product)
 
 
 def _with_few_rows_of(

@@ -29,6 +29,7 @@ from iree_lnbwd.schedules.forward_choice import choose_forward
 from iree_lnbwd.schedules.measured import Key
 from iree_lnbwd.schedules.measured_files import serving, shares
 from iree_lnbwd.schedules.one_pass import OnePass
+from iree_lnbwd.schedules.posted_choice import posted
 from iree_lnbwd.schedules.row_blocks import RowBlocks
 from iree_lnbwd.schedules.rules import (
     alike,
@@ -132,6 +133,7 @@ def alternatives(spec: NormSpec, target: Target, product: Product) -> Iterator[O
         _staged(spec, target, product),
         _direct(spec, target, product),
         _wide(spec, target, product),
+        posted(spec, target, product),
     )
     yield from (o for o in reasoned if o.registers(spec, target) <= o.registers_available(target))
 

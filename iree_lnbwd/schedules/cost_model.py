@@ -131,6 +131,7 @@ _TWO_PASSES = 5 / 3  # times as many bytes as one pass moves
 _OTHER_REGISTERS = 32  # of a thread besides its columns', in two passes or a forward: by guess
 
 _WORD_BYTES = 4
+_TO_AND_FRO = 2
 _SUMS = 2  # of columns: dgamma and dbeta
 
 
@@ -234,7 +235,12 @@ def estimate(
     asked = getattr(schedule, "resident", resident)
     if target.backend == "cuda" and registers is None and asked < resident:
         resident, limit = asked, "the schedule"
-    at_once = min(load.workgroups, product.walkers(resident, load.cluster))
+    most_at_once = (
+        resident * product.processors // load.cluster
+        if load.posts
+        else product.walkers(resident, load.cluster)
+    )
+    at_once = min(load.workgroups, most_at_once)
     waves = load.workgroups / at_once
     # Workgroups of a busy processor, which gets no more of the bandwidth if others are idle.
     each = max(1.0, at_once * load.cluster / product.processors)
@@ -306,6 +312,7 @@ class _Load:
         ahead: Steps between a row's fetch and its use.
         partial_rows: Of f32.
         passes: Times as many bytes as one pass moves.
+        posts: Whether a cluster's workgroups need not be neighbours.
     """
 
     workgroups: int
@@ -325,6 +332,7 @@ class _Load:
     ahead: int = 0
     partial_rows: int = 0
     passes: float = 1.0
+    posts: bool = False
 
 
 def _load(
@@ -343,6 +351,7 @@ def _of_one_pass(spec: NormSpec, target: Target, one: OnePass, rows: int) -> _Lo
     again = _AGAIN if one.rereads else 1.0
     access = one.vector * words(spec) * _ELEMENT * again + _ACCESS
     sends = one.cluster > 1
+    to_shared = _SENT * one.warps * one.cluster * one.in_cluster
     return _Load(
         workgroups=one.workgroups,
         cluster=one.cluster,
@@ -354,11 +363,14 @@ def _of_one_pass(spec: NormSpec, target: Target, one: OnePass, rows: int) -> _Lo
         needed=one.registers(spec, target),
         had=one.registers_available(target),
         work=one.chunks(spec, target) * access + _ROW + _SENDING * sends,
-        chain=_SUM + _SENT * one.warps * one.cluster * sends,
+        chain=_SUM + to_shared,
         steps=rows / (one.workgroups * one.groups),
+        # A post goes to memory and comes back; received a row later, it is there.
+        waits=one.posts * (1 if one.defers else _TO_AND_FRO),
         # A row's place is free when another is done with it, nearly a step later.
         ahead=one.ahead - one.in_place,
         partial_rows=_SUMS * one.workgroups if spec.sums_columns else 0,
+        posts=one.posts,
     )
 
 

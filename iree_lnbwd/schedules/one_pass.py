@@ -47,6 +47,7 @@ class OnePass(OnePassMemory):
         walkers = counted(self.workgroups, "workgroup")
         if self.cluster > 1:
             walkers = f"{counted(self.workgroups, 'cluster')} of {self.cluster} workgroups"
+            walkers += " that post their sums in memory" if self.posts else ""
         ahead = f"{counted(self.ahead, 'step')} ahead" if self.ahead else "where they are used"
         shared = f" with {self.subgroup_rows} rows each" if self.subgroup_rows > 1 else ""
         across = " across the borders of rows" if self.shifted(spec) else ""
@@ -69,7 +70,8 @@ class OnePass(OnePassMemory):
         bias = (
             "staged" if self.stages_bias(spec, target) else kept if spec.has(ADDED_BIAS) else "none"
         )
-        sums = "cluster" if self.cluster > 1 else "workgroup" if self.warps > 1 else "subgroup"
+        whole = "workgroup" if self.warps > 1 else "subgroup"
+        sums = "memory" if self.posts else "cluster" if self.in_cluster else whole
         return (
             f"fetch/{fetch}",
             f"rows/{'shifted' if shifted else 'whole'}",
@@ -178,8 +180,11 @@ class OnePass(OnePassMemory):
                 not max(0, self.slots - 1) <= self.ahead <= most_ahead,
                 f"{self.ahead} rows ahead do not go with {self.slots} slots",
             ),
-            *cluster_rules(spec, target, self.cluster, self.vector, self.groups),
+            *cluster_rules(spec, target, self.cluster, self.vector, self.groups, posts=self.posts),
             (self.defers and self.cluster == 1, "only clusters receive sums later"),
+            (self.posts and self.cluster == 1, "a row of one workgroup has nobody to post sums to"),
+            (self.posts and self.bulk, "only shared memory tells of sums and of copies in bulk"),
+            (self.posts and spec.weight_sets, "clusters that post sums have one weight"),
             (
                 self.defers and not (self.rereads and self.ahead >= AHEAD_OF_LATER_SUMS),
                 "a row whose sums are received later is read again, and fetched "

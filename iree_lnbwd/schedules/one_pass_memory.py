@@ -40,7 +40,6 @@ class OnePassMemory(OnePassNumbers):
         padded, chunks = self.padded_columns(spec, target), self.chunks(spec, target)
         dy_bytes, x_bytes = self.row_bytes(spec, target)
         padding = self.padding(spec, target)
-        senders = self.warps * self.cluster
         columns = f"{self.groups}x{padded}"
         if self.slots:
             dy, x = (
@@ -77,7 +76,7 @@ class OnePassMemory(OnePassNumbers):
             "#x_pitch": f"{self.staged(spec, target, spec.dtype) // self.warps} : index",
             "!dy_bytes": shared(f"{dy_bytes + padding}xi8"),
             "!x_bytes": shared(f"{x_bytes}xi8"),
-            "!exchange": shared(f"{self.buffers}x{self.groups}x{senders}x2x!acc"),
+            "!exchange": shared(f"{self.buffers}x{self.groups}x{self.senders}x2x!acc"),
             "!mbarriers": shared(f"{self.mbarriers(spec, target)}xi64"),
             "!group_sums": shared(f"{self.groups}x{padded}x!acc"),
             "!dy_room": dy,
@@ -186,10 +185,14 @@ class OnePassMemory(OnePassNumbers):
         rows = sum(self.row_bytes(spec, target))
         return self._exchange_and_weight(spec, target) + copies + rows
 
+    @property
+    def exchanges(self) -> bool:
+        """Whether subgroups share a row's sums through shared memory."""
+        return self.warps * self.cluster > 1
+
     def _exchange_and_weight(self, spec: NormSpec, target: Target) -> int:
         acc, gamma = (DTYPES[name].numpy.itemsize for name in (spec.acc_dtype, spec.gamma_dtype))
-        exchanged = self.warps * self.cluster
-        exchange = self.buffers * self.groups * exchanged * 2 * acc if exchanged > 1 else 0
+        exchange = self.buffers * self.groups * self.senders * 2 * acc if self.exchanges else 0
         weight = self.groups * self.padded_columns(spec, target) if self.stages_weight else 0
         weight *= acc if self.widens_weight else gamma
         return exchange + weight

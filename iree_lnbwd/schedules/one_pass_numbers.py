@@ -17,6 +17,9 @@ from iree_lnbwd.schedules.rules import own_columns, touched_columns
 _PAST_L1_BYTES = 16  # that a copy must have to pass the L1 cache (PTX ISA, "cp.async": .cg)
 _SECTOR_BYTES = 32  # that the L2 cache reads and writes together
 BULK_BYTES = 16  # that bulk copies are multiples of (PTX ISA, "cp.async.bulk")
+_POST_BYTES = 8
+_UNSENT_THREADS = 256
+_UNSENT_WORDS = 4 * _UNSENT_THREADS  # of a workgroup: a rule of thumb
 LINE_BYTES = 128  # that the L2 cache keeps together, and bulk copies are aligned by
 _LEGAL_TO_COPY = {"f32": 4, "f64": 2}  # elements, by the type of sums
 # Numbers of a thread (``ir/parts/thread.mlir``), and with those of its workgroup's set of weights.
@@ -45,6 +48,8 @@ class OnePassNumbers:
         resident: Workgroups that a multiprocessor must hold at once; caps their registers.
         cluster: Workgroups that share a row, each a part of its columns; ``workgroups`` counts
             clusters then.
+        posts: Have a cluster's workgroups post their sums in global memory, on any GPU, and not
+            send them to each other's shared memory.
         defers: Compute a row's dx only when the sums of the row after it are on their way, so that
             a cluster's workgroups do not wait for them.
         bulk: Have each subgroup copy its own columns of a row together (cp.async.bulk), which may
@@ -71,6 +76,7 @@ class OnePassNumbers:
     defers: bool = False
     bulk: bool = False
     x_later: bool = False
+    posts: bool = False
     finalize_slices: int = 8
     finalize_rows: int = 8
     finalize_columns: int = 32
@@ -115,6 +121,8 @@ class OnePassNumbers:
             "!warp_sums": f"vector<{self.warps}x2x!acc>",
             "#own_columns": f"{self.own_columns(spec)} : index",
             "#cluster": f"{self.cluster} : index",
+            "!posted": storage(f"?x{self.posted_words}xi64"),
+            **(self._posts(target) if self.posts_sums(spec) else {}),
             "#rows_kernel": kernel(self.groups * self.threads(target), target),
             "!more_dy_held": private(
                 f"{len(MORE_GRAD_OUTPUTS)}x{chunks}x!{'dy' if spec.gate is None else 'z'}_chunk"
@@ -131,6 +139,16 @@ class OnePassNumbers:
             "!pair": "vector<2x!acc>",
             "!statistics": "vector<3x!acc>",
             **(self._walk() if spec.weight_sets else {}),
+        }
+
+    def _posts(self, target: Target) -> dict[str, str]:
+        """The posts of a row, before and while they are made (``ir/unsent.mlir``)."""
+        return {
+            "!acc_mq": f"tensor<?x{2 * self.posted_words}x!acc>",
+            "#posted_words": f"{self.posted_words} : index",
+            "#unsent_rows": f"{self.unsent_rows} : index",
+            "#unsent_threads": f"{_UNSENT_THREADS} : index",
+            "#unsent_kernel": kernel(_UNSENT_THREADS, target),
         }
 
     def _walk(self) -> dict[str, str]:
@@ -177,12 +195,42 @@ class OnePassNumbers:
 
         If sums are sent a row ahead of their use, some send row r + 2 while others read r - 1.
         """
-        return 4 if self.defers else 2
+        return 4 if self.defers and not self.posts else 2
 
     @property
     def exchange_mbarriers(self) -> int:
         """Mbarriers of the exchange, which only clusters have."""
-        return self.buffers if self.cluster > 1 else 0
+        return self.buffers if self.in_cluster else 0
+
+    @property
+    def in_cluster(self) -> bool:
+        """Whether a row's workgroups reach each other's shared memory."""
+        return self.cluster > 1 and not self.posts
+
+    @property
+    def senders(self) -> int:
+        """Subgroups whose sums meet in shared memory."""
+        return self.warps * (self.cluster if self.in_cluster else 1)
+
+    def posts_sums(self, spec: NormSpec) -> bool:
+        """Whether there are posts: nobody wants a row's sums without dx."""
+        return self.posts and spec.wants_dx
+
+    @property
+    def posted_words(self) -> int:
+        """Words of 64 bits of a row's posts: of each workgroup, and a count; in whole sectors."""
+        of_sector = _SECTOR_BYTES // _POST_BYTES
+        return -(-(self.cluster + 1) // of_sector) * of_sector
+
+    @property
+    def posted_bytes(self) -> int:
+        """Bytes of a row's posts."""
+        return self.posted_words * _POST_BYTES
+
+    @property
+    def unsent_rows(self) -> int:
+        """Rows of posts that a workgroup of ``ir/unsent.mlir`` begins."""
+        return max(1, _UNSENT_WORDS // self.posted_words)
 
     @property
     def copy_mbarriers(self) -> int:

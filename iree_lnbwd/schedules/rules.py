@@ -32,6 +32,7 @@ QUARTERS = 4
 REGISTERS_OF_A_THREAD = 255  # at most (CUDA C++ Programming Guide, "Technical Specifications")
 _REGISTERS_AT_ONCE = 8  # of a thread, allocated together (CUDA, "Occupancy Calculator")
 _MOST_IN_CLUSTER = 8  # workgroups, on any GPU (CUDA C++ Programming Guide, "Thread Block Clusters")
+MOST_THAT_POST = 32  # workgroups: a lane of any GPU's subgroup for each
 
 Rule = tuple[bool, str]  # whether it is broken, and its message
 
@@ -158,7 +159,7 @@ def terms_rule(terms: int) -> Rule:
 
 
 def cluster_rules(
-    spec: NormSpec, target: Target, cluster: int, vector: int, groups: int
+    spec: NormSpec, target: Target, cluster: int, vector: int, groups: int, *, posts: bool = False
 ) -> tuple[Rule, ...]:
     """The rules for rows that a cluster of workgroups shares.
 
@@ -168,10 +169,13 @@ def cluster_rules(
         cluster: Workgroups that share a row; 1 if none does.
         vector: Neighbouring elements that a thread handles together.
         groups: Rows that a workgroup works on at once.
+        posts: Whether its sums go through global memory.
     """
+    most = MOST_THAT_POST if posts else _MOST_IN_CLUSTER
     return (
-        (cluster > 1 and not target.has_clusters, "clusters"),
-        (cluster > _MOST_IN_CLUSTER, f"clusters of at most {_MOST_IN_CLUSTER} workgroups"),
+        (cluster > 1 and not (posts or target.has_clusters), "clusters"),
+        (posts and target.backend != "cuda", "sums that are posted in memory"),
+        (cluster > most, f"clusters of at most {most} workgroups"),
         (
             (cluster - 1) * own_columns(spec, cluster, vector) >= spec.columns,
             f"a row is too narrow for {cluster} workgroups",

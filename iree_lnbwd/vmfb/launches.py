@@ -32,6 +32,7 @@ from iree_lnbwd.ops.operands import (
     OUTPUT,
     PARTIAL_DBETA,
     PARTIAL_DGAMMA,
+    POSTED_SUMS,
     RESIDUAL,
     RESIDUAL_OUTPUT,
     RSTD,
@@ -106,6 +107,9 @@ _ROWS = Kernel(
     (GRAD_INPUT, *_PARTIALS, GRAD_GATE, GRAD_INPUT_COPY),
     ahead=(*_READ[:-1], GRAD_RESIDUAL, *MORE_GRAD_OUTPUTS, GATE),
 )
+# Its workgroups post sums, and read what others have posted.
+_POSTING_ROWS = replace(_ROWS, reads=(*_ROWS.reads, POSTED_SUMS), ahead=(*_ROWS.ahead, POSTED_SUMS))
+_UNSENT = Kernel("unsent", (), (POSTED_SUMS,))
 _FEW_ROWS = Kernel(
     "few_rows",
     (*_READ, GRAD_RESIDUAL, ADDED_BIAS, *MORE_GRAD_OUTPUTS, GATE),
@@ -128,7 +132,8 @@ _NORMALIZE_FEW = replace(_NORMALIZE, name="normalize_few")
 KERNELS = {
     kernel.name: kernel
     for kernel in (
-        *(_ROWS, _FEW_ROWS, _ROW_SUMS, _COLUMNS, _FINALIZE),
+        replace(_ROWS, writes=(*_ROWS.writes, POSTED_SUMS)),  # as their file numbers them
+        *(_UNSENT, _FEW_ROWS, _ROW_SUMS, _COLUMNS, _FINALIZE),
         *(_NORMALIZE, _NORMALIZE_FEW),
     )
 }
@@ -144,8 +149,8 @@ class PlannedLaunch:
         reads: The operands that its first pointers point to: arguments of the spec, or scratch.
         writes: The operands that its other pointers point to.
         constants: 32-bit numbers that follow the pointers.
-        ahead: The operands that it reads ahead of their use. They are not marked as read-only,
-            because marked loads are moved to the place where their values are used.
+        ahead: The operands that it reads ahead of their use, or changes. They are not marked as
+            read-only, because marked loads are moved to the place where their values are used.
     """
 
     kernel: str
@@ -349,11 +354,19 @@ def _of_partial_rows(spec: NormSpec, target: Target, form: OnePass | TwoPass | R
     rows = RowCount()
     kernels = []
     sums: tuple[str, ...] = ()
+    axes: tuple[Count, Count]
+    posted: tuple[Scratch, ...] = ()
     partial_rows: Plain
     if isinstance(form, OnePass):
         partial_rows = walkers = RowCount(form.groups, form.workgroups)
-        of_all = _of_sets(spec, walkers)
-        kernels.append(_launch(_ROWS, spec, of_all, form.cluster, constants=(rows,)))
+        walk, axes = _ROWS, (_of_sets(spec, walkers), form.cluster)
+        if form.posts:
+            axes = (form.cluster, walkers)
+        if form.posts_sums(spec):
+            walk, begun = _POSTING_ROWS, RowCount(form.unsent_rows)
+            kernels.append(_launch(_UNSENT, spec, begun, constants=(rows,)))
+            posted = (Scratch(POSTED_SUMS.name, form.posted_bytes, rows),)
+        kernels.append(_launch(walk, spec, *axes, constants=(rows,)))
     elif isinstance(form, RowBlocks):
         share = RowShare(form.block, form.workgroups, form.least, form.share, form.most_workgroups)
         partial_rows = Shares(share)
@@ -379,6 +392,7 @@ def _of_partial_rows(spec: NormSpec, target: Target, form: OnePass | TwoPass | R
     partials = [operand for operand in _PARTIALS if takes(spec, operand)]
     scratch = (
         *(_scratch(spec, partial.name, all_partial_rows) for partial in partials),
+        *posted,
         *(_scratch(spec, name, rows) for name in sums),
         *_unasked(spec, {name for kernel in kernels for name in kernel.writes}),
     )

@@ -92,6 +92,11 @@ SPECS: dict[str, tuple[NormSpec, Schedule | None]] = {
     "few rows": (NormSpec((4, 16), "bf16"), None),
     "one pass": (SPEC, ONE_PASS),
     "two passes": (SPEC, TwoPass(2, 4, 4, 1, rows=2)),
+    "sums posted in memory": (SPEC, OnePass(2, 1, 2, 1, cluster=2, posts=True)),
+    "sums posted in memory, columns alone": (
+        NormSpec((96,), output_mask=(False, True, True)),
+        OnePass(2, 1, 2, 1, cluster=2, posts=True),
+    ),
     "f64": (NormSpec((33,), "f64"), None),
     "statistics": (NormSpec((96,), "f16", eps=1e-5), ONE_PASS),
     "no weight": (NormSpec((96,), has_weight=False), ONE_PASS),

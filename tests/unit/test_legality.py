@@ -25,6 +25,7 @@ BULK = OnePass(
     workgroups=64, groups=1, warps=8, vector=8, ahead=2, slots=2, rereads=True, bulk=True
 )
 CLUSTER = replace(READ, cluster=2)
+POSTS = replace(CLUSTER, posts=True)
 DEFERS = replace(CLUSTER, ahead=2, slots=3, rereads=True, defers=True)
 SHARED = OnePass(workgroups=4, groups=8, warps=1, vector=4, subgroup_rows=4)
 NARROW = NormSpec((64,), "bf16")
@@ -270,6 +271,36 @@ BORDERS: dict[str, Border] = {
     "clusters": Border(CLUSTER, {"cluster": 1}, {}, "clusters", SPEC, "sm_80"),
     "workgroups of a cluster": Border(
         replace(READ, warps=2), {"cluster": 8}, {"cluster": 9}, "clusters of at most 8 workgroups"
+    ),
+    "sums that are posted": Border(
+        POSTS, {"cluster": 2}, {"cluster": 1}, "a row of one workgroup has nobody to post sums to"
+    ),
+    "workgroups that post": Border(
+        replace(POSTS, warps=1),
+        {"cluster": 32},
+        {"cluster": 33},
+        "clusters of at most 32 workgroups",
+    ),
+    "posts on AMD's": Border(
+        POSTS,
+        {"posts": False, "cluster": 1},
+        {},
+        "sums that are posted in memory",
+        SPEC,
+        "gfx942",
+    ),
+    "posts of sets": Border(
+        POSTS,
+        {"posts": False},
+        {},
+        "clusters that post sums have one weight",
+        replace(SPEC, weight_sets=True),
+    ),
+    "posts beside copies in bulk": Border(
+        replace(BULK, cluster=2),
+        {},
+        {"posts": True},
+        "only shared memory tells of sums and of copies in bulk",
     ),
     "a row for a cluster": Border(
         replace(READ, warps=1),

@@ -84,6 +84,17 @@ def test_registers_that_are_missing() -> None:
     assert on_h200(crowded).share < 0.8 * on_h200(WALKING).share
 
 
+def test_posts_are_awaited_where_they_are_not_received_later() -> None:
+    spec = NormSpec((200_000,), "bf16")
+    later = OnePass(
+        *(7, 1, 16, 4), ahead=2, slots=3, rereads=True, cluster=18, defers=True, posts=True
+    )
+    assert later.illegal(spec, SM_90) is None
+    at_once, received_later = (on_h200(o, spec) for o in (replace(later, defers=False), later))
+    assert at_once.share < received_later.share
+    assert received_later.waves == 1  # of 132 processors, not of 120 that neighbours fill
+
+
 def test_two_passes_stay_below_three_fifths() -> None:
     assert on_h200(TwoPass(66, 8, 8, 4, 4, resident=2)).share <= 3 / 5
 

@@ -240,10 +240,31 @@ def test_every_width_has_a_home_that_is_legal(target: Target, dtype: str) -> Non
         assert chosen.illegal(NormSpec((columns,), dtype), target) is None
 
 
-def test_usual_widths_take_one_pass_and_wide_ones_two() -> None:
+def test_usual_widths_take_one_pass_and_the_widest_two() -> None:
     target = gpu("sm_90")
     assert isinstance(schedules.choose(NormSpec((8192,), "f32"), target), OnePass)
-    assert isinstance(schedules.choose(NormSpec((65536,), "f32"), gpu("sm_80")), TwoPass)
+    assert isinstance(schedules.choose(NormSpec((1 << 20,), "f32"), gpu("sm_80")), TwoPass)
+    assert isinstance(schedules.choose(NormSpec((65536,), "f64"), gpu("sm_80")), TwoPass)
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize("target", [t for t in GPUS if t.backend == "cuda"], ids=lambda t: t.name)
+@pytest.mark.parametrize("part", range(10))
+def test_no_width_up_to_131072_takes_two_passes_on_nvidia(target: Target, part: int) -> None:
+    """In a row's posts, no workgroup but the last has other columns, and few processors idle."""
+    rng = random.Random(f"{target.name} {part}")
+    backwards = [op for op in OPS.values() if op.is_backward]
+    for columns in (131072 - part, *(rng.randint(18433, 131072) for _ in range(20))):
+        dtype = rng.choice(("f32", "f16", "bf16"))
+        kinds: tuple[dict[str, Any], ...] = ({}, {"residual_dtype": dtype}, {"from_output": True})
+        spec = NormSpec((columns,), dtype, op=rng.choice(backwards).name, **rng.choice(kinds))
+        chosen = schedules.choose(spec, target)
+        assert isinstance(chosen, OnePass), spec
+        assert chosen.illegal(spec, target) is None
+        if chosen.posts:
+            product = standing_for(target.name)
+            busy = chosen.workgroups * chosen.cluster
+            assert 0.7 * product.processors <= busy <= chosen.resident * product.processors, spec
 
 
 @pytest.mark.drawn

@@ -14,6 +14,7 @@
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
 !pair = vector<2x!acc>
 !thread = vector<9xindex>
+!posted = memref<?x2xi64, #hal.descriptor_type<storage_buffer>>
 
 func.func private @my_id(!thread) -> index
 func.func private @mbarrier(!mbarriers, index) -> i32
@@ -29,6 +30,35 @@ func.func private @await(i32, i32)
 func.func private @senders() -> index
 func.func private @received() -> index
 // End of what is replaced.
+
+// Which cluster this is, of how many, and this workgroup's rank.
+func.func private @place() -> (index, index, index) {
+  %cluster_id = hal.interface.workgroup.id[0] : index
+  %clusters = hal.interface.workgroup.count[0] : index
+  %rank = hal.interface.workgroup.id[1] : index
+  return %cluster_id, %clusters, %rank : index, index, index
+}
+
+// A workgroup takes one turn, in its own place.
+func.func private @gather(%posted: !posted, %mbarriers: !mbarriers, %workgroup: index, %id: index) -> index {
+  %c1 = arith.constant 1 : index
+  return %c1 : index
+}
+
+// Whether it may take several turns.
+func.func private @takes_turns() -> i1 {
+  %several = arith.constant false
+  return %several : i1
+}
+
+func.func private @turn_of(%turn: index, %turns: index, %rank: index) -> (index, i1) {
+  %yes = arith.constant true
+  return %rank, %yes : index, i1
+}
+
+func.func private @end_turn() {
+  return
+}
 
 // Nobody sends to a workgroup that has not begun. None ends before all that is sent to it has come. And
 // nobody is two rows ahead of another, which has to send its sums of the row between first. Where sums are
@@ -53,7 +83,7 @@ func.func private @ready_for_sums(%mbarriers: !mbarriers, %thread: !thread) {
 
 // A subgroup's sums of a row for all workgroups of its cluster: lane r sends them to that of rank r. One thread of
 // each workgroup says what is to come.
-func.func private @send_sums(%exchange: !exchange, %mbarriers: !mbarriers, %buffer: index, %thread: !thread, %leads: i1, %h: !acc, %hx: !acc) {
+func.func private @send_sums(%exchange: !exchange, %mbarriers: !mbarriers, %posted: !posted, %buffer: index, %row: i32, %thread: !thread, %leads: i1, %h: !acc, %hx: !acc) {
   %c0 = arith.constant 0 : index
   %id = func.call @my_id(%thread) : (!thread) -> index
   %is_zero = arith.cmpi eq, %id, %c0 : index
@@ -90,7 +120,7 @@ func.func private @send_sums(%exchange: !exchange, %mbarriers: !mbarriers, %buff
 }
 
 // A row's sums, once all of the cluster's subgroups have sent theirs: there are many, so each lane reads a few.
-func.func private @receive_sums(%exchange: !exchange, %mbarriers: !mbarriers, %buffer: index, %parity: i32, %thread: !thread, %group_i32: i32, %h: !acc, %hx: !acc) -> (!acc, !acc) {
+func.func private @receive_sums(%exchange: !exchange, %mbarriers: !mbarriers, %posted: !posted, %buffer: index, %parity: i32, %row: i32, %thread: !thread, %group_i32: i32, %waits: i1, %h: !acc, %hx: !acc) -> (!acc, !acc) {
   %mbarrier = func.call @mbarrier(%mbarriers, %buffer) : (!mbarriers, index) -> i32
   func.call @await(%mbarrier, %parity) : (i32, i32) -> ()
   %c0 = arith.constant 0 : index

@@ -1,0 +1,96 @@
+"""The choice where a row's workgroups post its sums in memory: rows too wide for one of them.
+
+On GPUs without clusters, one pass reads a row that no workgroup has registers for only so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from iree_lnbwd.hardware.products import Product
+from iree_lnbwd.hardware.targets import Target
+from iree_lnbwd.ops.spec import NormSpec
+from iree_lnbwd.schedules.elements import WHOLE_LINES, across_borders, copied_vector, vector_of
+from iree_lnbwd.schedules.one_pass import OnePass
+from iree_lnbwd.schedules.rules import MOST_THAT_POST, RESERVED_BYTES, alike
+
+
+class Way(NamedTuple):
+    """How workgroups of a cluster have their part of a row.
+
+    Attributes:
+        warps: Subgroups of a workgroup.
+        resident: Workgroups of a multiprocessor.
+        ahead: Steps between a row's fetch and its use.
+        slots: Rows in shared memory.
+        defers: Whether a row's sums are received a row later.
+    """
+
+    warps: int
+    resident: int
+    ahead: int
+    slots: int
+    defers: bool
+
+
+# Best first. Measured on an H100 by sm_80's modules (24576 to 131072 columns): 76 to 82 % of the
+# ceiling in bf16 by the first way, 87 to 94 % in f32; with as many slots as steps ahead 65 to 69
+# and 83 to 90 %; if sums are waited for at once, 51 to 64 and 63 to 80 %.
+_COPIED = (Way(16, 1, 2, 3, True), Way(16, 1, 2, 2, True))
+_LOADED = (Way(16, 1, 0, 0, False),)
+# Columns of a thread: with 32, some spill 36 bytes (layer norm, bf16, ptxas 12.9, sm_80).
+_MOST_COLUMNS = 24
+_MORE = 1.5  # times the fewest workgroups of a row, if so more processors have work
+_BUSY = 0.85  # of the processors: enough for a way to come before others
+
+
+def posted(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePass]:
+    """Those that are legal, best first: as few workgroups to a row as leave few processors idle.
+
+    None for other gradients of the output, or a gate: their sums are waited for at once, and that
+    is no faster than two passes.
+    """
+    if spec.grad_outputs > 1 or spec.gate is not None:
+        return
+    others = []
+    vectors = [vector_of(spec)]
+    if copies := target.has_cp_async:  # by narrower ones, rows have fewer alignment phases
+        vectors = [copied_vector(spec), *across_borders(spec)[:1], *vectors]
+    for way in _COPIED if copies else _LOADED:
+        for vector in dict.fromkeys(vectors):
+            found = list(fitting(spec, target, product, way, min(vector, WHOLE_LINES)))
+            few = found[0].cluster if found else 0
+            near = [one for one in found if one.cluster <= _MORE * few]
+            for one in sorted(near, key=lambda one: (-one.workgroups * one.cluster, one.cluster)):
+                if one.workgroups * one.cluster >= _BUSY * way.resident * product.processors:
+                    yield one
+                else:
+                    others.append(one)
+    yield from others
+
+
+def fitting(
+    spec: NormSpec, target: Target, product: Product, way: Way, vector: int
+) -> Iterator[OnePass]:
+    """Of any number of workgroups to a row, those that are legal and whose registers suffice."""
+    at_once = way.resident * product.processors
+    for cluster in range(2, MOST_THAT_POST + 1):
+        one = OnePass(
+            workgroups=alike(at_once // cluster, spec.columns, vector),
+            groups=1,
+            vector=vector,
+            rereads=True,
+            cluster=cluster,
+            posts=True,
+            **way._asdict(),
+        )
+        shared = (one.shared_bytes(spec, target) + RESERVED_BYTES) * way.resident
+        if (
+            one.workgroups * cluster <= at_once
+            and shared <= target.shared_bytes + RESERVED_BYTES
+            and one.chunks(spec, target) * vector <= _MOST_COLUMNS
+            and one.registers(spec, target) <= one.registers_available(target)
+            and one.illegal(spec, target) is None
+        ):
+            yield one
