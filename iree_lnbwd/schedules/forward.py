@@ -249,7 +249,8 @@ class Forward:
             "#forward_unit": f"{math.gcd(self.vector, spec.columns)} : index",
             "#forward_last_chunk": f"{of_thread[1]} : index",
             "#forward_first_edge": f"{of_thread[0]} : index",
-            "#forward_last_edge": f"{of_thread[2]} : index",
+            # Threads without a chunk are there, too: those of other workgroups may have more.
+            "#forward_last_edge": f"{max(of_thread[2], self.chunks - 1)} : index",
         }
 
     def illegal(self, spec: NormSpec, target: Target) -> str | None:

@@ -64,6 +64,17 @@ CASES = {
         _spec(1045, "bf16", RMS_NORM.name),
         replace(ONE, threads=32, cluster=4),
     ),
+    "a cluster, some without a chunk": (
+        "sm_90",
+        _spec(1029, "bf16"),
+        replace(ONE, threads=32, chunks=3, cluster=2, early=True),
+    ),
+    "more threads than chunks": (
+        "sm_100",
+        _spec(1023, "bf16", residual_dtype="f32"),
+        replace(ONE, threads=128, vector=4, chunks=8, cluster=2, early=True),
+    ),
+    "more chunks than a row has": ("sm_80", _spec(203, "f16"), replace(ONE, chunks=3, early=True)),
     "read once more": ("sm_90", _spec(1001, "bf16"), replace(ONE, rereads=True, packs=True)),
     "few rows": ("sm_120", _spec(1001, "f16"), replace(ONE, most_few_rows=10)),
 }
