@@ -115,6 +115,7 @@ hal.executable.source private @normalize {
     func.func private @column(index, index, !forward_thread) -> (index, i1)
     func.func private @put_of_y(!forward_y_rows, !forward_y, index, index, index, index, i1, i1)
     func.func private @memory_rows(index) -> index
+    func.func private @fetch_ahead(!forward_x_rows, !forward_residual_rows, index, !forward_thread)
     func.func private @take_stored(!forward_x_rows, !forward_thread, !forward_x_held, !forward_residual_held, !forward_held)
     // From ir/math/.
     func.func private @rstd(!acc) -> !acc
@@ -290,6 +291,7 @@ hal.executable.source private @normalize {
         }
         memref.store %rstd_row, %rstd[%row] : !acc_column
       }
+      func.call @fetch_ahead(%x, %residual, %m, %thread) : (!forward_x_rows, !forward_residual_rows, index, !forward_thread) -> ()
 
       scf.if %packs {
         func.call @take_anew(%x_held, %values) : (!forward_x_held, !forward_held) -> ()

@@ -3,7 +3,7 @@
 // Such a copy has whole 16 bytes, and begins at 16 bytes both in memory and in shared memory. It passes by the L1
 // cache, and counts the bytes that have come at an mbarrier (clusters.mlir).
 //
-// Source: PTX ISA, "cp.async.bulk", "fence.proxy".
+// Source: PTX ISA, "cp.async.bulk", "cp.async.bulk.prefetch", "fence.proxy".
 
 // What a kernel's declaration decides.
 !rows = memref<?x4096xbf16, #hal.descriptor_type<storage_buffer>>
@@ -75,5 +75,27 @@ func.func private @zero(%staged: !staged, %slot: index, %group: index, %at: inde
 // What this thread has stored in a slot comes before copies to it that are made later.
 func.func private @before_copies(%staged: !staged) {
   llvm.inline_asm has_side_effects "fence.proxy.async.shared::cta;", "~{memory}" : () -> ()
+  return
+}
+
+// Elements of rows, from a number on and below another, go to the L2 cache, and leave it late: what of them is in whole
+// 16 bytes that begin with them or before. Nobody waits for them.
+func.func private @fetch_to_cache(%rows: !rows, %from: index, %below: index, %of_16: index) {
+  %unit = arith.constant 16 : index
+  %first = arith.divui %from, %of_16 : index
+  %end = arith.divui %below, %of_16 : index
+  %count = arith.subi %end, %first : index
+  %bytes = arith.muli %count, %unit : index
+  %offset = arith.muli %first, %unit : index
+  %base = memref.extract_aligned_pointer_as_index %rows : !rows -> index
+  %source = arith.addi %base, %offset : index
+  %source_i64 = arith.index_castui %source : index to i64
+  %bytes_i32 = arith.index_castui %bytes : index to i32
+  %any = arith.cmpi ne, %end, %first : index
+  scf.if %any {
+    %late = llvm.inline_asm "createpolicy.fractional.L2::evict_last.b64 $0, 1.0;", "=l" : () -> i64
+    llvm.inline_asm has_side_effects "cp.async.bulk.prefetch.L2.global.L2::cache_hint [$0], $1, $2;", "l,r,l" %source_i64, %bytes_i32, %late
+        : (i64, i32, i64) -> ()
+  }
   return
 }

@@ -70,7 +70,7 @@ MATH = (
 )
 # The parts of one pass that do not depend on the schedule.
 PARTS = ("thread", "numbers", "columns", "weights", "residual", "row_sums", "set_rows", "stores")
-FORWARD_PARTS = ("thread", "rows", "shares")  # likewise, of the forward
+FORWARD_PARTS = ("thread", "rows", "shares", "ahead")  # likewise, of the forward
 _OF_FORWARD = "forward"  # the folder of its parts
 
 
@@ -104,6 +104,7 @@ _OF_A_ROW, _OF_A_TILE = "32", "8"  # as the files have it
 _OF_FEW_ROWS = {
     "#forward_weights_early": "#few_weights_early",
     "#forward_lasts": "#few_lasts",
+    "#forward_ahead": "#few_ahead",
     "#forward_packs": "#few_packs",
     "#forward_rereads": "#few_rereads",
     "#forward_resident": "#few_resident",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from iree_lnbwd.errors import counted
 from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.dtypes import DTYPES
-from iree_lnbwd.ops.operands import ADDED_BIAS, INPUT, RESIDUAL, WEIGHT, Kind
+from iree_lnbwd.ops.operands import ADDED_BIAS, INPUT, RESIDUAL, WEIGHT, Element, Kind
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.elements import most_elements
 from iree_lnbwd.schedules.ir_types import (
@@ -34,6 +34,7 @@ WORD_BYTES = 4
 _SUMS = 2
 _SUMS_OF_CLUSTERS = 4
 _SUM_BYTES = 4  # of a sum that workgroups send to each other
+_WHOLE_BYTES = 16  # that are fetched into the cache together
 # Words of a chunk that is cut out of two accesses (ir/parts/forward/chunks/shifted.mlir).
 _LEAST_CUT_WORDS, _MOST_CUT_WORDS = 2, 8
 
@@ -62,6 +63,8 @@ class Forward:
         cluster: Workgroups that share a row, each a part of its columns.
         rereads: Rows that begin anywhere in an access are read once more for the output, from the
             L1 cache. Otherwise registers keep them in two alignments.
+        ahead: How many rows further on the row is that a group fetches into the L2 cache, where it
+            has its own; 0 if it fetches none.
     """
 
     rows: int
@@ -77,6 +80,7 @@ class Forward:
     resident: int = 1
     cluster: int = 1
     rereads: bool = False
+    ahead: int = 0
 
     def path(self, spec: NormSpec) -> str:
         """Its use of memory, in words."""
@@ -139,7 +143,15 @@ class Forward:
         if self.most_few_rows == 0:
             return (self,)
         many = replace(self, most_few_rows=0)
-        few = replace(many, early=True, lasts=False, packs=False, resident=1, rereads=False)
+        few = replace(
+            many,
+            early=True,
+            lasts=False,
+            packs=False,
+            resident=1,
+            rereads=False,
+            ahead=0,
+        )
         if spec.rows is None:
             return (few, many)
         return (few if spec.rows <= self.most_few_rows else many,)
@@ -200,11 +212,15 @@ class Forward:
             "#forward_in_shared_memory": flag(self.in_shared_memory),
             "#forward_weights_early": flag(many.early),
             "#forward_lasts": flag(many.lasts),
+            "#forward_ahead": f"{many.ahead} : index",
+            "#forward_x_of_16": f"{_WHOLE_BYTES // bytes_of(spec.dtype)} : index",
+            "#forward_residual_of_16": f"{_WHOLE_BYTES // itemsize(spec, _beside_x(spec))} : index",
             "#forward_packs": flag(many.packs),
             "!forward_thread": "vector<6xindex>",
             "#forward_resident": f"{many.resident} : i32",
             "#few_weights_early": flag(few.early),
             "#few_lasts": flag(few.lasts),
+            "#few_ahead": f"{few.ahead} : index",
             "#few_packs": flag(few.packs),
             "#few_rereads": flag(few.rereads),
             "#few_resident": f"{few.resident} : i32",
@@ -308,6 +324,11 @@ class Forward:
                 "a row that is not in registers has its weights in steps",
             ),
             (
+                self.ahead > 0 and not target.has_bulk_copies,
+                "rows are fetched ahead by cp.async.bulk.prefetch",
+            ),
+            (self.ahead > 0 and spec.strided_rows, "rows that are apart are not fetched ahead"),
+            (
                 shared > target.shared_bytes,
                 f"{shared} bytes of shared memory, at most {target.shared_bytes}",
             ),
@@ -344,6 +365,11 @@ def weighs(spec: NormSpec) -> bool:
 def normalized(spec: NormSpec) -> str:
     """Element type of what is normalized: the input, or its stored sum with the residual."""
     return spec.element_type((RESIDUAL if spec.has(RESIDUAL) else INPUT).element)
+
+
+def _beside_x(spec: NormSpec) -> Element:
+    """What is read beside x, if anything is: a residual, or a gate in its place."""
+    return Element.RESIDUAL if spec.gate is None else Element.GATE
 
 
 def bytes_of(dtype: str) -> int:

@@ -9,9 +9,10 @@ from iree_lnbwd.hardware.products import Product
 from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.operands import ADDED_BIAS, RESIDUAL
 from iree_lnbwd.ops.spec import NormSpec
+from iree_lnbwd.schedules.cluster_choice import choose_clustered
 from iree_lnbwd.schedules.elements import most_elements, widest_vector, words
 from iree_lnbwd.schedules.forward import WORD_BYTES, Forward, bytes_of, normalized, weighs
-from iree_lnbwd.schedules.rules import FEWEST_THREADS, MOST_BUSY, registers_of_thread
+from iree_lnbwd.schedules.rules import FEWEST_THREADS, MOST_BUSY
 from iree_lnbwd.schedules.shifted_choice import choose_shifted
 
 # Rules for all GPUs, from 7021 schedules of 71 widths from 64 to 65536, on an H200.
@@ -55,24 +56,6 @@ _FEW_ELEMENTS = 1 << 20  # likewise
 _MOST_THREADS = 1024  # that share a row that is not in registers
 _WARPS = 4  # subgroups of a workgroup whose rows are narrow
 _LEAST_THREADS = 4  # of a row that has so many accesses: fewer load too few bytes side by side
-# Rows that workgroups cannot keep alone, in clusters, from 1449 schedules of 27 widths from 18960
-# to 131072, on an H200. Elements of a row that a thread has at best, by their bytes; in narrow
-# accesses; and the least part of that.
-_CLUSTERS = (2, 4, 8)
-_CLUSTER_ELEMENTS = {2: 32, 4: 20}
-_CLUSTER_ELEMENTS_OF_NARROW_ACCESSES = 24
-_FEWEST_OF_BEST = 0.75
-# Threads of a workgroup, by the bytes of elements: if there would be more, more workgroups share
-# the row.
-_CLUSTER_THREADS = {2: 576, 4: 512}
-_REGISTERS_BESIDE = 16  # a thread's elements
-_REGISTERS_BESIDE_NARROW = 20  # likewise, in narrow accesses
-# The fraction of a multiprocessor's columns in flight that is enough. From there on, the schedule
-# with the fewest elements of a thread is taken.
-_ENOUGH_AT_ONCE = 0.75
-# Columns up to which 16-bit rows are faster in shared memory, in narrow accesses and with a mean.
-_UNCLUSTERED_NARROW = 24576
-_UNCLUSTERED_CENTRED = 32768
 _SHARED_BYTES = 1 << 16  # of a wide row without a residual; of a wider one, too few fit
 
 
@@ -92,13 +75,14 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
         target: The GPU target to run on.
         product: One of the target's products: a fixed number of rows is spread over its processors.
     """
-    if shifted := choose_shifted(spec, target):
-        return replace(shifted, most_few_rows=_most_few_rows(spec, target, early=False))
+    across = choose_clustered(spec, target, product) or choose_shifted(spec, target)
+    if across is not None:
+        return replace(across, most_few_rows=_most_few_rows(spec, target, early=False))
     vector = widest_vector(spec.columns, (normalized(spec),))
     lanes = target.subgroup_size
     shared_out = _shared_out(spec, lanes, vector)
     if shared_out is None:
-        return _clustered(spec, target, vector) or _wide(spec, target, vector)
+        return _wide(spec, target, vector)
     chunks, threads = shared_out
     is_narrow = bytes_of(normalized(spec)) < WORD_BYTES
     has_residual = spec.has(RESIDUAL)
@@ -208,87 +192,6 @@ def _threads(least: int, lanes: int, vectors: int) -> int:
     """At least so many, as a row may have: a power of 2 of a subgroup's, or several subgroups."""
     threads = max(FEWEST_THREADS, min(_LEAST_THREADS, vectors), least)
     return 1 << (threads - 1).bit_length() if threads <= lanes else -(-threads // lanes) * lanes
-
-
-def _clustered(spec: NormSpec, target: Target, vector: int) -> Forward | None:
-    """For rows that a cluster can keep in registers; None if none can, or would not be faster."""
-    size, is_narrow = bytes_of(normalized(spec)), _is_slow(spec, vector)
-    unclustered = _UNCLUSTERED_NARROW if is_narrow else 0
-    if spec.family.centres:
-        unclustered = _UNCLUSTERED_CENTRED
-    if size not in _CLUSTER_ELEMENTS or (size < WORD_BYTES and spec.columns <= unclustered):
-        return None
-    packs = size < WORD_BYTES and not spec.gate_first and (is_narrow or not spec.family.centres)
-    shared_out = _shared_by_cluster(spec, target, vector, packs=packs)
-    if shared_out is None:
-        return None
-    cluster, chunks, threads = shared_out
-    has_residual = spec.has(RESIDUAL) or spec.gate is not None
-    # A residual is there beside the row that it is added to.
-    narrow = chunks * vector * size / WORD_BYTES
-    wide = chunks * vector
-    held = wide + narrow if has_residual else narrow if packs else wide
-    one = Forward(
-        rows=1,
-        threads=threads,
-        vector=vector,
-        chunks=chunks,
-        in_registers=True,
-        most_few_rows=_most_few_rows(spec, target, early=False),
-        packs=packs and not has_residual,
-        resident=max(1, _resident(target, threads, _beside(spec, vector) + held)),
-        cluster=cluster,
-    )
-    return one if one.illegal(spec, target) is None else None
-
-
-def _shared_by_cluster(
-    spec: NormSpec, target: Target, vector: int, *, packs: bool
-) -> tuple[int, int, int] | None:
-    """Workgroups that share a row, vectors and threads of each; None if none can keep it.
-
-    A multiprocessor is to have many columns at once; among ways that have about as many, a thread
-    has about as many elements as the rules say. The fewest workgroups are taken whose threads are
-    not too many.
-    """
-    size, lanes = bytes_of(normalized(spec)), target.subgroup_size
-    best = _CLUSTER_ELEMENTS[size]
-    beside = _beside(spec, vector)
-    if _is_slow(spec, vector):
-        best = _CLUSTER_ELEMENTS_OF_NARROW_ACCESSES
-    for cluster in _CLUSTERS:
-        vectors = -(-spec.columns // (cluster * vector))
-        ways = []  # resident workgroups, distance from the best, threads, chunks
-        for chunks in range(1, most_elements(spec) // vector + 1):
-            threads = -(-vectors // (chunks * lanes)) * lanes
-            elements = chunks * vector
-            words_of_row = elements * (size / WORD_BYTES if packs else 1)
-            resident = _resident(target, threads, beside + words_of_row)
-            if elements >= _FEWEST_OF_BEST * best and threads <= target.max_threads and resident:
-                ways.append((resident, abs(math.log2(elements / best)), threads, chunks))
-        if not ways:
-            continue
-        enough = _ENOUGH_AT_ONCE * max(way[0] for way in ways)
-        *_, threads, chunks = min(
-            (way for way in ways if way[0] >= enough), key=lambda way: way[1:]
-        )
-        if threads <= _CLUSTER_THREADS[size] or cluster == _CLUSTERS[-1]:
-            return cluster, chunks, threads
-    return None
-
-
-def _beside(spec: NormSpec, vector: int) -> int:
-    """Registers of a thread besides its elements."""
-    return _REGISTERS_BESIDE_NARROW if _is_slow(spec, vector) else _REGISTERS_BESIDE
-
-
-def _resident(target: Target, threads: int, registers: float) -> int:
-    """Workgroups that a multiprocessor can hold, if a thread needs so many registers; 0 if none."""
-    subgroups = threads // target.subgroup_size
-    for resident in range(MOST_BUSY // threads, 0, -1):
-        if registers_of_thread(subgroups * resident, target) >= registers:
-            return resident
-    return 0
 
 
 def _wide(spec: NormSpec, target: Target, vector: int) -> Forward:

@@ -15,14 +15,11 @@ _LEAST_COLUMNS = 64
 # and without, and of a single one with a mean.
 _IN_PAIRS = {True: (range(3000), range(12289, 1 << 31)), False: (range(2000),)}
 _ONE_BY_ONE = range(193, 3000)
-_WIDEST_F32 = 24576  # columns that four workgroups of a cluster share
+_WIDEST_F32 = 24576  # columns
 # Elements of a row that a thread has, by their bytes: with few threads, and with more.
 _ELEMENTS = {2: (32, 32), 4: (24, 28)}
 _FEW_THREADS = 256
 _ROW_THREADS = 128  # of a workgroup, where a row has fewer
-_THREADS = 512  # of a row that no cluster shares, where one could
-_CLUSTER_THREADS = {2: 384, 4: 256}  # of each workgroup: if there would be more, more share the row
-_CLUSTERS = (2, 4, 8)
 # Threads that a multiprocessor should have at once, which caps their registers.
 _BUSY = {2: 1280, 4: 1024}
 _BUSY_NARROW_ROWS = 1024
@@ -39,9 +36,9 @@ def choose_shifted(spec: NormSpec, target: Target) -> Forward | None:
     size, vector = bytes_of(normalized(spec)), widest_access((normalized(spec),))
     if not _is_worth_it(spec, size):
         return None
-    cluster, threads, chunks = _shared_out(spec, target, size, vector)
+    threads, chunks = _shared_out(spec, target, size, vector)
     rows = max(1, _ROW_THREADS // threads)
-    packs, rereads, busy = _in_registers(spec, size, threads, cluster)
+    packs, rereads, busy = _in_registers(spec, size, threads)
     one = Forward(
         rows=rows,
         threads=threads,
@@ -50,7 +47,6 @@ def choose_shifted(spec: NormSpec, target: Target) -> Forward | None:
         in_registers=True,
         packs=packs,
         resident=max(1, busy // (rows * threads)),
-        cluster=cluster,
         rereads=rereads,
     )
     return one if one.illegal(spec, target) is None else None
@@ -72,17 +68,17 @@ def _is_worth_it(spec: NormSpec, size: int) -> bool:
     return not (centres and columns in _ONE_BY_ONE)
 
 
-def _in_registers(spec: NormSpec, size: int, threads: int, cluster: int) -> tuple[bool, bool, int]:
+def _in_registers(spec: NormSpec, size: int, threads: int) -> tuple[bool, bool, int]:
     """Whether a row is packed, whether it is read once more, and how many threads are at once."""
     is_narrow, centres = size < WORD_BYTES, spec.family.centres
     if spec.has(RESIDUAL):
         return False, False, _BUSY_WITH_RESIDUAL[size]
     if spec.gate is not None:
         return False, False, _BUSY_WITH_GATE[size]
-    if threads < _ROW_THREADS and cluster == 1 and is_narrow:
+    if threads < _ROW_THREADS and is_narrow:
         return False, False, _BUSY_NARROW_ROWS
-    if not is_narrow or cluster > 1:
-        return is_narrow, False, _BUSY[size]
+    if not is_narrow:
+        return False, False, _BUSY[size]
     if threads <= _BUSY[size] // 3:
         return True, centres, _BUSY[size]
     # A multiprocessor has two such workgroups, or one. Layer norms keep their rows wide, and RMS
@@ -90,26 +86,19 @@ def _in_registers(spec: NormSpec, size: int, threads: int, cluster: int) -> tupl
     return not centres, not centres, _BUSY[size] if centres else _BUSIER
 
 
-def _shared_out(spec: NormSpec, target: Target, size: int, vector: int) -> tuple[int, int, int]:
-    """Workgroups that share a row, the threads of each, and the vectors of a thread."""
+def _shared_out(spec: NormSpec, target: Target, size: int, vector: int) -> tuple[int, int]:
+    """The threads of a row, and the vectors of a thread."""
     few, more = _ELEMENTS[size]
-    alone = _way(spec, target, vector, 1, few)
-    if alone[1] > _FEW_THREADS:
-        alone = _way(spec, target, vector, 1, more)
-    if alone[1] <= _THREADS or not target.has_clusters:
-        return alone
-    ways = [_way(spec, target, vector, cluster, few) for cluster in _CLUSTERS]
-    return next((way for way in ways if way[1] <= _CLUSTER_THREADS[size]), ways[-1])
+    threads, chunks = _way(spec, target, vector, few)
+    return (threads, chunks) if threads <= _FEW_THREADS else _way(spec, target, vector, more)
 
 
-def _way(
-    spec: NormSpec, target: Target, vector: int, cluster: int, elements: int
-) -> tuple[int, int, int]:
-    """As many workgroups, with so many elements of a row to a thread, or fewer."""
-    chunks = own_columns(spec, cluster, vector) // vector
+def _way(spec: NormSpec, target: Target, vector: int, elements: int) -> tuple[int, int]:
+    """Likewise, with so many elements of a row to a thread, or fewer."""
+    chunks = own_columns(spec, 1, vector) // vector
     least, lanes = -(-chunks * vector // elements), target.subgroup_size
-    if cluster == 1 and least <= lanes:
+    if least <= lanes:
         threads = max(4, 1 << (least - 1).bit_length())
     else:
         threads = -(-least // lanes) * lanes
-    return cluster, threads, -(-chunks // threads)
+    return threads, -(-chunks // threads)

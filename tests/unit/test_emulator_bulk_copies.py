@@ -462,6 +462,35 @@ def test_a_kernel_without_mbarriers_has_none_to_tell() -> None:
         run(body)
 
 
+POLICY = "createpolicy.fractional.L2::evict_last.b64 %rd40, 1.0;"
+PREFETCH = "cp.async.bulk.prefetch.L2.global.L2::cache_hint"
+
+
+def prefetched(offset: str, size: str, policy: str = POLICY) -> str:
+    """Prefetches bytes of the words."""
+    return f"\t{policy}\n\tadd.s64 %rd30, %rd0, {offset};\n\t{PREFETCH} [%rd30], {size}, %rd40;\n"
+
+
+def test_a_prefetch_changes_nothing() -> None:
+    body = prefetched("0", str(words().nbytes)) + COPIES
+    np.testing.assert_array_equal(run(body), expected())
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (prefetched("0", "24"), "a prefetch of 24 bytes: expected a multiple of 16"),
+        (prefetched("0", "0"), "a prefetch of 0 bytes: expected a multiple of 16"),
+        (prefetched("4", "16"), "misaligned"),
+        (prefetched("16", str(words().nbytes)), "out of bounds"),
+        (prefetched("0", "16", "mov.u64 %rd40, 7;"), "a cache hint that createpolicy has not made"),
+    ],
+)
+def test_a_wrong_prefetch(body: str, why: str) -> None:
+    with pytest.raises(Fault, match=why):
+        run(body)
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -205,6 +205,8 @@ def copy_async(operands: Operands, instruction: Instruction) -> Step:
             "mbarrier::complete_tx::bytes",
         ):
             return _copy_in_bulk(operands, instruction)
+        case ("async", "bulk", "prefetch", "L2", "global", "L2::cache_hint"):
+            return _prefetch_in_bulk(operands, instruction)
     raise UnknownInstructionError(instruction.text)
 
 
@@ -238,6 +240,31 @@ def _copy_in_bulk(operands: Operands, instruction: Instruction) -> Step:
         phases.copy(by, at, _BULK_BYTES, tells[which])
 
     return copy
+
+
+def _prefetch_in_bulk(operands: Operands, instruction: Instruction) -> Step:
+    """Any number of bytes to the L2 cache. That changes no result; what it may touch is checked."""
+    source, size, hint = instruction.operands
+    address, read_size = operands.address(source), operands.reader(size, "u32")
+    policy = operands.reader(hint, "b64")
+
+    def prefetch(threads: Threads, to: Selection) -> None:
+        lanes = threads.numbers[to]
+        sources, sizes = (
+            np.broadcast_to(read(threads, to), lanes.shape).astype(np.int64)
+            for read in (address, read_size)
+        )
+        _check_policies(policy(threads, to), lanes + threads.first_lane)
+        if (wrong := (sizes < 1) | (sizes % _BULK_BYTES != 0)).any():
+            raise Fault(
+                f"a prefetch of {sizes[wrong][0]} bytes: expected a multiple of {_BULK_BYTES}",
+                lanes[wrong] + threads.first_lane,
+            )
+        which, offsets = _pieces(sizes)
+        by = lanes[which] + threads.first_lane
+        threads.memory.load(by, sources[which] + offsets, _BULK_BYTES)
+
+    return prefetch
 
 
 def _start_copy(operands: Operands, instruction: Instruction) -> Step:

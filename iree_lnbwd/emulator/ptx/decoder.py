@@ -34,6 +34,7 @@ from iree_lnbwd.emulator.ptx.types import DTYPES
 
 _NO_EFFECT = ("membar", "fence", "griddepcontrol", "discard", "applypriority", "prefetch")
 JUMPS = ("bra", "ret", "exit")
+_TO_SHARED = ("bulk", "shared::cluster")
 
 
 class Decoder:
@@ -244,8 +245,8 @@ _SPECIAL: Mapping[str, Callable[[Operands, Instruction], Step]] = {
 
 
 def is_bulk_copy(instruction: Instruction) -> bool:
-    """An instruction is cp.async.bulk."""
-    return instruction.opcode == "cp" and instruction.modifiers[:2] == ("async", "bulk")
+    """An instruction is cp.async.bulk, to shared memory."""
+    return instruction.opcode == "cp" and instruction.modifiers[:3] == ("async", *_TO_SHARED)
 
 
 def unknown_instruction(instruction: Instruction, error: Exception) -> Fault:
