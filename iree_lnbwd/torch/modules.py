@@ -19,6 +19,7 @@ from iree_lnbwd.torch.functions import (
 )
 from iree_lnbwd.torch.gated import gated_layer_norm, gated_rms_norm
 from iree_lnbwd.torch.inductor import switch
+from iree_lnbwd.torch.operator_table import PYTORCHS_LAYER_NORM
 
 
 class _WithOptions(nn.Module):
@@ -134,6 +135,26 @@ class LayerNorm(_WithHeads, nn.LayerNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., *normalized_shape] to the same shape."""
+        if type(input) is Tensor and not torch.compiler.is_dynamo_compiling():
+            # As `layer_norm` finds out; a module looks for an attribute in several places, which
+            # takes a step as long as a norm of few rows does.
+            own = self.__dict__
+            parameters, shape = own["_parameters"], own["normalized_shape"]
+            weight = parameters.get("weight")
+            if (
+                weight is not None
+                and weight.ndim == 1
+                and len(shape) == 1
+                and "bias" in parameters
+                and own.get("own_forward") is False
+                and own.get("memory_efficient") is False
+                and own.get("weight_offset") == 0.0
+                and own.get("output_dtype") is None
+            ):
+                output: Tensor = PYTORCHS_LAYER_NORM.output_alone(
+                    input, weight, parameters["bias"], shape[0], own["eps"]
+                )
+                return output
         if self.heads is not None:
             self._check_heads(input)
         return layer_norm(

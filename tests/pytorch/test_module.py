@@ -14,12 +14,14 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from iree_lnbwd.torch import (
     AddLayerNorm,
     AddRMSNorm,
     LayerNorm,
     RMSNorm,
+    layer_norm,
     specs,
     warmup,
 )
@@ -215,3 +217,79 @@ def test_copies(clone: Callable[[nn.Module], nn.Module], module: type[nn.Module]
     assert copied.weight is not norm.weight
     for ours, theirs in zip(gradients(copied, x), gradients(norm, x), strict=True):
         assert torch.equal(ours, theirs)
+
+
+# --- LayerNorm reads its attributes itself, in its forward ----------------------------------------
+
+
+class Doubled(nn.Module):
+    """A parametrization."""
+
+    def forward(self, tensor: Tensor) -> Tensor:
+        return tensor * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("own_forward", True),
+        ("memory_efficient", True),
+        ("weight_offset", 1.0),
+        ("output_dtype", torch.bfloat16),
+        ("eps", 0.5),
+        ("normalized_shape", (4, 24)),
+    ],
+)
+def test_options_that_are_set_later(name: str, value: object) -> None:
+    norm, x = LayerNorm(24), torch.randn(4, 24)
+    nn.init.normal_(norm.weight)
+    setattr(norm, name, value)
+    if name == "normalized_shape":
+        norm.weight, norm.bias = (nn.Parameter(p.expand(4, 24)) for p in (norm.weight, norm.bias))
+    options = ("own_forward", "memory_efficient", "weight_offset", "output_dtype")
+    expected = layer_norm(
+        x,
+        norm.normalized_shape,
+        norm.weight,
+        norm.bias,
+        norm.eps,
+        **{option: getattr(norm, option) for option in options},
+    )
+    output = norm(x)
+    assert output.dtype == expected.dtype
+    assert torch.equal(output, expected)
+    assert type(output.grad_fn) is type(expected.grad_fn)
+
+
+def test_a_wrong_flag_is_refused() -> None:
+    norm = LayerNorm(24)
+    norm.own_forward = 1  # type: ignore[assignment]
+    with pytest.raises(TypeError, match="own_forward: expected True or False, got int"):
+        norm(torch.randn(4, 24))
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_a_parametrized_parameter(name: str) -> None:
+    norm, plain, x = LayerNorm(24), nn.LayerNorm(24), torch.randn(4, 24)
+    for each in (norm, plain):
+        nn.init.ones_(each.bias)
+        parametrize.register_parametrization(each, name, Doubled())
+    assert torch.equal(norm(x), plain(x))
+
+
+def test_parameters_of_a_functional_call() -> None:
+    norm, plain, x = LayerNorm(24), nn.LayerNorm(24), torch.randn(4, 24)
+    given = {"weight": torch.randn(24), "bias": torch.randn(24)}
+    found, expected = (torch.func.functional_call(each, given, (x,)) for each in (norm, plain))
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_a_parameter_that_became_a_tensor(name: str) -> None:
+    """As FSDP of PyTorch's first kind and pruning have it."""
+    norm, plain, x = LayerNorm(24), nn.LayerNorm(24), torch.randn(4, 24)
+    tensor = torch.randn(24)
+    for each in (norm, plain):
+        delattr(each, name)
+        setattr(each, name, tensor)
+    assert torch.equal(norm(x), plain(x))

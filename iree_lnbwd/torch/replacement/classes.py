@@ -37,19 +37,20 @@ class ReplacedNorm(nn.Module):
     def __init_subclass__(cls) -> None:
         """The own class, which may keep a register of its subclasses, is not told."""
 
-    def _iree_lnbwd_forward(self, *inputs: Tensor, **named: Tensor) -> Tensor:
+    def _iree_lnbwd_forward(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """The module's own output, but for rounding: see `Form`.
 
         What our functions do not take is the own forward's, in results and in errors. So is what
         TorchScript and torch.fx trace, and what there is no module for.
         """
         form: Form = self._iree_lnbwd_form  # as `form_of`
-        output = None
+        output: Tensor | None = None
         if form.usual and len(inputs) == 1 and not named:
             if not form.has_own_forward:  # then it cannot lack a module
                 output = form.at_once(self, inputs[0])
-            if output is None:
-                output = _computed(form, self, *inputs)
+                if output is not None:
+                    return output
+            output = _computed(form, self, *inputs)
         else:
             given = inputs
             if named and not named.keys() - {*form.arguments[len(inputs) :]}:
@@ -239,7 +240,7 @@ def _forward_in_place_of(own: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def forward(self: Any, *inputs: Any, **named: Any) -> Any:
-        return self._iree_lnbwd_forward(*inputs, **named)
+        return self._iree_lnbwd_forward(inputs, named)  # not unpacked, which takes longer
 
     names = getattr(own, "__globals__", {})
     if cells := getattr(own, "__closure__", None):

@@ -16,6 +16,7 @@ from iree_lnbwd.ops.operands import Gate, Op
 from iree_lnbwd.torch import sharding, supported
 from iree_lnbwd.torch.functions import layer_norm, output_dtype_now, rms_norm
 from iree_lnbwd.torch.gated import gated_rms_norm
+from iree_lnbwd.torch.operator_table import PYTORCHS_LAYER_NORM
 from iree_lnbwd.torch.replacement import clamped
 
 
@@ -343,8 +344,7 @@ class Form:
             return None
         else:  # what is a parameter is found at once so
             there, weight_name, bias_name = module._parameters, self.weight_name, self.bias_name
-            weight = None if weight_name is None else there.get(weight_name)
-            bias = None if bias_name is None else there.get(bias_name)
+            weight, bias = there.get(weight_name), there.get(bias_name)  # None has none
             if (weight is None and weight_name) or (bias is None and bias_name):
                 weight, bias = self.parameters(module)
         rank: int | None
@@ -361,6 +361,10 @@ class Form:
         if bias is not None and (bias.dtype is not dtype or bias.dim() != rank):
             return None
         eps: Any = self.eps if self.eps_name is None else getattr(module, self.eps_name)
+        output: Tensor
+        if rank == 1 and not is_compiling and not self.has_own_forward:
+            output = PYTORCHS_LAYER_NORM.output_alone(input, weight, bias, dims[0], eps)
+            return output
         ours = torch.ops.iree_lnbwd
         options: tuple[Any, ...] = ()
         if not self.has_own_forward:
@@ -368,8 +372,8 @@ class Form:
         else:
             operator = ours.own_layer_norm.default if self.op.centres else ours.rms_norm.default
             options = (self.weight_offset, False, None)
-        call = operator if is_compiling else operator._op  # as `functions.direct`
-        output: Tensor = call(input, weight, bias, dims, eps, *options)[0]
+        call = operator if is_compiling else operator._op
+        output = call(input, weight, bias, dims, eps, *options)[0]
         return output
 
     def __call__(

@@ -55,7 +55,7 @@ class Modulation:
 class ReplacedWrapper(ReplacedNorm):
     """What is ours of a wrapper's class."""
 
-    def _iree_lnbwd_forward(self, *inputs: Any, **named: Any) -> Any:
+    def _iree_lnbwd_forward(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """What the own forward returns, by fewer kernels."""
         modulation: Any = form_of(self)
         own_forward = getattr(type(self), OWN_FORWARD)
