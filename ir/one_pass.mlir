@@ -139,7 +139,7 @@ hal.executable.source private @rows {
     func.func private @place() -> (index, index, index)
     func.func private @gather(!posted, !mbarriers, index, index) -> index
     func.func private @branches() -> i1
-    func.func private @turn_of(index, index, index) -> (index, i1)
+    func.func private @turn_of(index, index, index, index) -> (index, index, i1)
     func.func private @end_turn()
     func.func private @subgroup_i32() -> i32
     func.func private @row_shift(i32) -> index
@@ -283,6 +283,7 @@ hal.executable.source private @rows {
 
       // Rows are counted in 32 bits, which saves registers; their offsets have 64.
       %own_columns = arith.constant #own_columns
+      %own_part = arith.muli %own_rank, %own_columns : index
       %id = gpu.thread_id x
       %t = arith.remui %id, %t_count : index
       %group = arith.divui %id, %t_count : index
@@ -348,8 +349,8 @@ hal.executable.source private @rows {
       // Most workgroups take one turn; sums/memory.mlir says which take others, and in whose place.
       %turns = func.call @gather(%posted, %mbarriers, %workgroup, %id) : (!posted, !mbarriers, index, index) -> index
       scf.for %turn = %c0 to %turns step %c1 {
-        %rank, %is_last_turn = func.call @turn_of(%turn, %turns, %own_rank) : (index, index, index) -> (index, i1)  // of the cluster's workgroups
-        %part = arith.muli %rank, %own_columns : index  // the first column of this workgroup
+        // Of the cluster's workgroups, and the first column of this one.
+        %rank, %part, %is_last_turn = func.call @turn_of(%turn, %turns, %own_rank, %own_part) : (index, index, index, index) -> (index, index, i1)
         %first = arith.addi %subgroup_first, %groups_before : i32  // without sets
         // with sets: %first_k = arith.addi %subgroup_k, %groups_before : i32
         %shift = func.call @row_shift(%first) : (i32) -> index  // all rows of this group begin there  // without sets

@@ -51,9 +51,9 @@ func.func private @takes_turns() -> i1 {
   return %several : i1
 }
 
-func.func private @turn_of(%turn: index, %turns: index, %rank: index) -> (index, i1) {
+func.func private @turn_of(%turn: index, %turns: index, %rank: index, %part: index) -> (index, index, i1) {
   %yes = arith.constant true
-  return %rank, %yes : index, i1
+  return %rank, %part, %yes : index, index, i1
 }
 
 func.func private @end_turn() {

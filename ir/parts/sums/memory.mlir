@@ -15,6 +15,7 @@
 // What a NormSpec and a Schedule decide.
 !acc = f32
 #cluster = 4 : index
+#own_columns = 4096 : index
 #subgroup = 32 : index
 #warps = 16 : index
 #centres = true
@@ -115,7 +116,7 @@ func.func private @takes_turns() -> i1 {
 }
 
 // In whose place a turn is, and whether it is the last one there, which waits for posts and stores dx.
-func.func private @turn_of(%turn: index, %turns: index, %rank: index) -> (index, i1) {
+func.func private @turn_of(%turn: index, %turns: index, %rank: index, %part: index) -> (index, index, i1) {
   %c1 = arith.constant 1 : index
   %yes = arith.constant true
   %cluster = arith.constant #cluster
@@ -123,8 +124,10 @@ func.func private @turn_of(%turn: index, %turns: index, %rank: index) -> (index,
   %place = arith.remui %turn, %cluster : index
   %again = arith.cmpi uge, %turn, %cluster : index
   %whose = arith.select %together, %rank, %place : index
+  %own_columns = arith.constant #own_columns
+  %its_part = arith.muli %whose, %own_columns : index
   %is_last = arith.ori %together, %again : i1
-  return %whose, %is_last : index, i1
+  return %whose, %its_part, %is_last : index, index, i1
 }
 
 // The exchange in shared memory is used again.
