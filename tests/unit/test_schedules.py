@@ -284,6 +284,18 @@ def test_no_width_up_to_18432_takes_two_passes(target: Target, part: int) -> Non
         assert chosen.illegal(spec, target) is None
 
 
+@pytest.mark.parametrize("target", GPUS, ids=lambda target: target.name)
+def test_two_passes_by_narrow_accesses_have_more_of_them_under_way(target: Target) -> None:
+    """Where a row has 8 columns more, one access has 8 columns, and where 1 more, one."""
+    whole, half, single = (
+        schedules.choose(NormSpec(((1 << 20) + n,), "bf16"), target) for n in (8, 4, 1)
+    )
+    for two in (whole, half, single):
+        assert isinstance(two, TwoPass)
+    of_each = [(two.vector, two.rows, two.resident) for two in (whole, half, single)]  # type: ignore[union-attr]
+    assert of_each == [(8, 4, 2), (4, 8, 2), (1, 16, 4)]
+
+
 @pytest.mark.drawn
 @pytest.mark.parametrize("eps", [None, 1e-5])
 @pytest.mark.parametrize("mask", [m for m in itertools.product((True, False), repeat=3) if any(m)])
