@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from iree_lnbwd.hardware.products import Product
 from iree_lnbwd.hardware.targets import Target
+from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.elements import (
     WHOLE_LINES,
@@ -54,6 +55,8 @@ _MOST_COLUMNS = 24
 _MOST_FROM_OUTPUT = 20
 _IN_16_BITS = 8  # elements of the widest access
 _IN_A_WORD = 2  # elements of 16 bits
+# Of the L2 cache, for what all workgroups read again at once: a rule of thumb. No T4 was measured.
+_OF_L2 = 2, 3
 _MORE = 1.5  # times the fewest workgroups of a row, if so more processors have work
 _BUSY = 0.85  # of the processors: enough for a way to come before others
 
@@ -111,12 +114,19 @@ def fitting(
             posts=True,
             **way._asdict(),
         )
+        again = 0 if way.slots else one.own_columns(spec) * _bytes(spec) * at_once
         shared = (one.shared_bytes(spec, target) + RESERVED_BYTES) * way.resident
         if (
             one.workgroups * cluster <= at_once
+            and _OF_L2[1] * again <= _OF_L2[0] * product.l2_bytes
             and shared <= target.shared_bytes + RESERVED_BYTES
             and one.chunks(spec, target) * vector <= most_columns
             and one.registers(spec, target) <= one.registers_available(target)
             and one.illegal(spec, target) is None
         ):
             yield one
+
+
+def _bytes(spec: NormSpec) -> int:
+    """Of an element of dy and one of x."""
+    return sum(DTYPES[name].numpy.itemsize for name in (spec.dy_dtype, spec.dtype))

@@ -284,6 +284,19 @@ def test_no_width_up_to_18432_takes_two_passes(target: Target, part: int) -> Non
         assert chosen.illegal(spec, target) is None
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_rows_that_are_loaded_twice_by_workgroups_that_post_fit_the_cache(dtype: str) -> None:
+    """All that is read at once, on GPUs without cp.async, where it is read again."""
+    t4 = find_product("t4")
+    for columns in (24576, 65536, 100000, 131072):
+        one = schedules.choose(spec := NormSpec((columns,), dtype), gpu("sm_75"), t4)
+        assert isinstance(one, OnePass)
+        assert one.posts
+        assert one.loads_twice
+        row = 2 * one.own_columns(spec) * DTYPES[dtype].numpy.itemsize
+        assert row * one.workgroups * one.cluster <= 2 / 3 * t4.l2_bytes
+
+
 @pytest.mark.parametrize("target", GPUS, ids=lambda target: target.name)
 def test_two_passes_by_narrow_accesses_have_more_of_them_under_way(target: Target) -> None:
     """Where a row has 8 columns more, one access has 8 columns, and where 1 more, one."""
