@@ -278,6 +278,7 @@ class NormNode final : public torch::autograd::CppNode<Differentiated> {
   // Compiled autograd asks for these first, and then calls Differentiated::backward.
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
     const_cast<AutogradContext&>(ctx_).saved_data[Kept::kName] = kept.value();
+    const_cast<std::vector<bool>&>(is_variable_input_).assign(num_outputs(), true);
     CppNode::compiled_args(args);
   }
 };
@@ -300,7 +301,6 @@ inline void differentiate(int64_t number, const Taken& taken, at::TensorList the
   torch::autograd::edge_list edges;
   edges.reserve(there.size());
   for (const Tensor& each : there) edges.push_back(torch::autograd::impl::gradient_edge(each));
-  node->is_variable_input_.assign(there.size(), true);
   node->set_ctx_grad_fn(node);
   node->set_next_edges(std::move(edges));
   node->kept = Kept(number, taken, op.arguments.size());

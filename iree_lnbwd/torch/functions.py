@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from iree_lnbwd.errors import shown
 from iree_lnbwd.ops.arguments import DEFAULT_EPS
@@ -80,16 +81,16 @@ def layer_norm(
     Raises:
         TypeError, ValueError, RuntimeError: Naming the tensor, what came and what was expected.
     """
+    alone: Tensor
+    columns = _columns(normalized_shape, input, weight, weight_offset, output_dtype, rows_per_set)
+    if columns and own_forward is False and memory_efficient is False and not weight_offset:
+        alone = PYTORCHS_LAYER_NORM.output_alone(input, weight, bias, columns, eps)
+        return alone
     check_flag("own_forward", own_forward)
     check_flag("memory_efficient", memory_efficient)
-    if _is_usual(normalized_shape, input, weight, weight_offset, output_dtype, rows_per_set):
-        columns = normalized_shape[0]
-        alone: Tensor = (
-            OWN_LAYER_NORM.output_alone(
-                input, weight, bias, columns, eps, weight_offset, memory_efficient, None
-            )
-            if own_forward or memory_efficient or weight_offset
-            else PYTORCHS_LAYER_NORM.output_alone(input, weight, bias, columns, eps)
+    if columns:
+        alone = OWN_LAYER_NORM.output_alone(
+            input, weight, bias, columns, eps, weight_offset, memory_efficient, None
         )
         return alone
     tensors = {"input": input, "weight": weight, "bias": bias}
@@ -140,8 +141,8 @@ def rms_norm(
         TypeError, ValueError, RuntimeError: Naming the tensor, what came and what was expected.
     """
     check_flag("memory_efficient", memory_efficient)
-    if _is_usual(normalized_shape, input, weight, weight_offset, output_dtype, rows_per_set):
-        columns = normalized_shape[0]
+    columns = _columns(normalized_shape, input, weight, weight_offset, output_dtype, rows_per_set)
+    if columns:
         alone: Tensor = OWN_RMS_NORM.output_alone(
             input, weight, bias, columns, eps, weight_offset, memory_efficient, None
         )
@@ -258,30 +259,32 @@ def add_rms_norm(
     return found[0], found[-1]
 
 
-def _is_usual(
+def _columns(
     dims: object,
     input: object,
     weight: Any,
     weight_offset: object,
     output_dtype: object,
     rows_per_set: object,
-) -> TypeGuard[tuple[int]]:
-    """Whether only the operator has something left to check or to decide, as in most calls.
+) -> int:
+    """The columns, if only the operator has something left to check or to decide, as in most calls.
 
-    What the general way takes to find that out can be measured.
+    What the general way takes to find that out can be measured. 0 means that it has to.
     """
-    return (
+    if (
         type(input) is Tensor
         and isinstance(dims, tuple)  # or a torch.Size
         and len(dims) == 1
-        and type(dims[0]) is int
+        and type(columns := dims[0]) is int
         and output_dtype is None
         and type(rows_per_set) is int
         and rows_per_set == 1
         and type(weight_offset) is float
         and (weight is None or getattr(weight, "ndim", None) == 1)
-        and not torch.compiler.is_dynamo_compiling()  # compilers look for the norm's operator
-    )
+        and not is_dynamo_compiling()  # compilers look for the norm's operator
+    ):
+        return columns
+    return 0
 
 
 def has_sets(
