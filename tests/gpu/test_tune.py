@@ -71,13 +71,14 @@ def test_memory_is_given_back(gpu: DeviceUri, tuning: Path) -> None:
             raise KeyboardInterrupt
 
     spec = NormSpec((1024,), "bf16", op="rms_norm", eps=1e-5)
-    for _ in range(2):  # the first run makes a context, and loads code that stays
+    lost = []
+    for _ in range(5):  # the first runs make a context, and load code that stays
+        free, _ = torch.cuda.mem_get_info()
         with pytest.raises(KeyboardInterrupt):
             lnbwd.tune(spec, str(gpu), candidates=2, progress=stop)
-        free, _ = torch.cuda.mem_get_info()
-    with pytest.raises(KeyboardInterrupt):
-        lnbwd.tune(spec, str(gpu), candidates=2, progress=stop)
-    assert free - torch.cuda.mem_get_info()[0] < 1 << 26
+        lost.append(free - torch.cuda.mem_get_info()[0])
+    # The middle one of the last three: other processes allocate, too.
+    assert sorted(lost[2:])[1] < 1 << 26
     assert tuned_folder.kept(_raise) == ()
 
 
