@@ -358,7 +358,7 @@ class GlobalMemory:
             change: What is there after a lane of that place in ``lanes``, for what was there: [1].
 
         Returns:
-            What was there before each: [T, nbytes].
+            Bytes of shape [T, nbytes], which were there before.
 
         Raises:
             Fault: As of `store_atomic`.
