@@ -95,6 +95,7 @@ def shares_out_alike(one: Forward, other: Forward) -> bool:
             early=other.early,
             lasts=other.lasts,
             resident=other.resident,
+            ahead=other.ahead,
         )
         == other
     )
@@ -246,6 +247,7 @@ def _forwards(spec: NormSpec, target: Target, chosen: Forward) -> Iterator[Forwa
             chosen,
             rows=rows * fill,
             resident=resident,
+            ahead=chosen.ahead * resident // chosen.resident,
             early=chosen.early != swaps_early,
             rereads=chosen.rereads != swaps_rereads,
         )

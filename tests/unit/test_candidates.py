@@ -105,7 +105,7 @@ def test_x_is_copied_later_than_dy_where_there_is_no_room_for_another_row_of_bot
 
 def test_forwards_share_out_alike_in_every_number_that_a_sum_depends_on() -> None:
     """Those of a new field too, unless it is named here."""
-    free = {"rows", "most_few_rows", "early", "lasts", "resident"}
+    free = {"rows", "most_few_rows", "early", "lasts", "resident", "ahead"}
     one = Forward(rows=4, threads=32, vector=4, chunks=2, in_registers=True)
     for field in fields(Forward):
         value = getattr(one, field.name)

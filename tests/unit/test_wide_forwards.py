@@ -13,7 +13,7 @@ from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import LAYER_NORM, RMS_NORM
 from iree_lnbwd.ops.spec import NormSpec
-from iree_lnbwd.schedules import Forward
+from iree_lnbwd.schedules import Forward, candidates
 
 SM_90, H100, H200 = find_target("sm_90"), find_product("h100"), find_product("h200")
 DRAWN = random.Random(20261127).sample(range(16385, 131073), 24)
@@ -68,3 +68,14 @@ def test_rows_that_are_apart_are_not_fetched_ahead() -> None:
     assert dense.ahead > 0
     assert strided.ahead == 0
     assert (strided.cluster, strided.threads) == (dense.cluster, dense.threads)
+
+
+def test_candidates_fetch_as_many_rows_ahead_as_they_have_at_once() -> None:
+    spec = NormSpec((40000,), "bf16", op=LAYER_NORM.name, eps=1e-5)
+    chosen = choice(spec)
+    found = candidates.sample(spec, SM_90, H200, chosen, 24, seed=7)
+    assert len(found) > 1
+    for one in found:
+        assert isinstance(one, Forward)
+        assert one.ahead == chosen.ahead * one.resident // chosen.resident
+        assert candidates.shares_out_alike(one, chosen)
