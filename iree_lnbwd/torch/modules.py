@@ -146,6 +146,7 @@ class LayerNorm(_WithHeads, nn.LayerNorm):
                 and weight.ndim == 1
                 and len(shape) == 1
                 and "bias" in parameters
+                and "heads" not in own
                 and own.get("own_forward") is False
                 and own.get("memory_efficient") is False
                 and own.get("weight_offset") == 0.0
