@@ -40,12 +40,14 @@ class Record:
     Attributes:
         target: Name of the target that the modules were compiled for.
         device: The product and its driver; "" if the modules ran in the emulator.
+        names: Of the modules that ran.
         passed: Fingerprints of modules whose every gradient was within tolerance and repeatable.
         missed: Fingerprints of the other modules.
     """
 
     target: str
     device: str
+    names: frozenset[str]
     passed: frozenset[str]
     missed: frozenset[str]
 
@@ -66,6 +68,7 @@ def records() -> tuple[Record, ...]:
                 device=""
                 if of_type(bool, facts.get("emulated"), f"{file.name}: emulated")
                 else of_type(str, facts.get("device"), f"{file.name}: device"),
+                names=frozenset(m.name for m in modules),
                 passed=frozenset(m.fingerprint for m in modules if m.passed),
                 missed=frozenset(m.fingerprint for m in modules if not m.passed),
             )

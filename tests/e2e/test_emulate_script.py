@@ -15,7 +15,7 @@ from iree_lnbwd import NormSpec, compile
 from iree_lnbwd.ops import npz
 from iree_lnbwd.verification import fingerprint, recorded_bits
 from iree_lnbwd.verification.emulated_norm import EmulatedNorm
-from iree_lnbwd.verification.evidence import from_text, to_text
+from iree_lnbwd.verification.evidence import Module, from_text, to_text
 from iree_lnbwd.vmfb import artifact
 
 _SCRIPT = Path(__file__).parents[2] / "scripts" / "emulate"
@@ -81,7 +81,7 @@ def test_comparison(tmp_path: Path) -> None:
 
 @pytest.mark.drawn
 def test_stale_evidence(tmp_path: Path) -> None:
-    """Of the checkout none is; that of other code is named."""
+    """Of the checkout none is; other code is named, with the place where it was to run."""
     package = tmp_path / "iree_lnbwd"
     shutil.copytree(_SCRIPT.parents[1] / "iree_lnbwd", package)
     shutil.copytree(_SCRIPT.parents[1] / "ir", tmp_path / "ir")
@@ -90,14 +90,22 @@ def test_stale_evidence(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.endswith("0 of 1 module stale\n")
 
-    path = package / "data" / "evidence" / "sm_80_emulated.csv"
+    records = package / "data" / "evidence"
+    path = records / "sm_80_emulated.csv"
     facts, modules = from_text(path.read_text(encoding="utf-8"), str(path))
     name = "rms_norm_backward_n64_f32_sm_80"
-    other = [m._replace(fingerprint="0" * 64) if m.name == name else m for m in modules]
+    before = Module(name, passed=True, fingerprint="0" * 64)
+    on_a_gpu = {**facts, "emulated": False, "device": "a GPU"}
+    (records / "sm_80_gpu.csv").write_text(to_text(on_a_gpu, [before]), encoding="utf-8")
+    run = _run(*arguments, package_in=tmp_path)
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert "MISS 1/1 rms_norm_backward_n64_f32: not what ran on a GPU\n" in run.stdout
+
+    other = [before if m.name == name else m for m in modules]
     path.write_text(to_text(facts, other), encoding="utf-8")
     run = _run(*arguments, package_in=tmp_path)
     assert run.returncode == 1, run.stdout + run.stderr
-    assert "MISS 1/1 rms_norm_backward_n64_f32: not what ran on the emulator" in run.stdout
+    assert "not what ran on a GPU and in the emulator\n" in run.stdout
 
 
 def test_errors(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.verification import evidence, fingerprint
 from iree_lnbwd.verification.evidence import Module, Record
 
-_H200 = Record("sm_90", "H200, driver 1", frozenset({"a", "b"}), frozenset({"c"}))
-_EMULATED = Record("sm_90", "", frozenset({"a", "d"}), frozenset({"b"}))
+_H200 = Record("sm_90", "H200, driver 1", frozenset(), frozenset({"a", "b"}), frozenset({"c"}))
+_EMULATED = Record("sm_90", "", frozenset(), frozenset({"a", "d"}), frozenset({"b"}))
 
 # One module of each form of the fast path and of each kind of option.
 _SAMPLE = [
@@ -75,11 +75,11 @@ def test_a_module_that_missed_is_no_evidence(
     written(tmp_path, "1.csv", emulated=True, device="the emulator")
     written(tmp_path, "2.csv")
     written(tmp_path, "3.csv", target="gfx942", emulated=False, device="MI300 \u00b5")
-    passed, missed = frozenset("ac"), frozenset("bd")
+    ran = frozenset("abcd"), frozenset("ac"), frozenset("bd")
     assert evidence.records() == (
-        Record("sm_90", "H200, driver 1", passed, missed),
-        Record("gfx942", "MI300 \u00b5", passed, missed),
-        Record("sm_90", "", passed, missed),
+        Record("sm_90", "H200, driver 1", *ran),
+        Record("gfx942", "MI300 \u00b5", *ran),
+        Record("sm_90", "", *ran),
     )
     assert (
         evidence.of_module("a") == "verified on H200, driver 1; verified on MI300 \u00b5; emulated"
