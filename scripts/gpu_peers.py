@@ -129,6 +129,35 @@ def _liger(member: Member, sets: Sequence[Buffers]) -> Call | None:
     )
 
 
+def _liger_cutedsl(member: Member, _sets: Sequence[Buffers]) -> Call | None:
+    """Its kernels in CuTe, which it takes for some widths on some GPUs; here in each cell."""
+    if member.from_output or (member.centres and member.has_residual):
+        return None
+    folder = "liger_kernel.ops.backends._cutedsl"
+    norm = importlib.import_module(f"{folder}.{'layer_norm' if member.centres else 'rms_norm'}")
+    added = importlib.import_module(f"{folder}.fused_add_rms_norm")
+    offset, llama = 0.0, 0
+
+    def layer_norm_backward(s: Buffers) -> object:
+        dx, *others = norm._layer_norm_cutedsl_backward(s.dy, s.x, s.gamma, s.beta, s.mean, s.rstd)
+        return dx, [one.to(s.gamma.dtype) for one in others]
+
+    def rms_norm_backward(s: Buffers) -> object:
+        ds = s.residual if member.has_residual else None
+        dx, dw = norm._rms_norm_cutedsl_backward(s.dy, s.x, s.gamma, s.rstd, False, llama, ds=ds)
+        return dx, dw.to(s.gamma.dtype)
+
+    if member.is_backward:
+        return layer_norm_backward if member.centres else rms_norm_backward
+    if member.centres:
+        return lambda s: norm._layer_norm_cutedsl_forward(s.x, s.gamma, s.beta, EPS)
+    if member.has_residual:
+        return lambda s: added._fused_add_rms_norm_cutedsl_forward(
+            s.x, s.residual, s.gamma, EPS, offset, llama
+        )
+    return lambda s: norm._rms_norm_cutedsl_forward(s.x, s.gamma, EPS, offset, llama)
+
+
 def _flash_attn(member: Member, _sets: Sequence[Buffers]) -> Call | None:
     from flash_attn.ops.triton import layer_norm
 
@@ -261,6 +290,7 @@ PEERS: Mapping[str, Peer] = {
     "eager": _eager,
     "compile": _compiled,
     "liger": _liger,
+    "liger-cutedsl": _liger_cutedsl,
     "flash-attn": _flash_attn,
     "cudnn": _cudnn,
     "quack": _quack,
@@ -275,4 +305,5 @@ PACKAGES = {  # the version of each goes to the CSV
     "cudnn_frontend": "nvidia-cudnn-frontend",
     "quack_kernels": "quack-kernels",
     "fla_core": "fla-core",
+    "cutlass": "nvidia-cutlass-dsl",
 }
