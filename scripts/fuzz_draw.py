@@ -96,8 +96,22 @@ class Case:
             self.tried.add((name, argument, "bad" if argument == bad else "good"))
         return PUBLIC[name](**arguments)
 
-    def judge(self, results: Results, call: BoundCall, *, but: Collection[str] = ()) -> None:
-        """The results are those of a call; some may not be told."""
+    def judge(
+        self,
+        results: Results,
+        call: BoundCall,
+        *,
+        but: Collection[str] = (),
+        more_off: Mapping[str, Array] = MappingProxyType({}),
+    ) -> None:
+        """The results are those of a call.
+
+        Args:
+            results: What was computed.
+            call: Of what.
+            but: The names of results that are not told.
+            more_off: How much further than the judge says results may be off, by their names.
+        """
         judgement = reference.judge(call)
         types = {} if call.spec is None else {r.name: r.dtype for r in call.spec.results}
         for name, got in results._asdict().items():
@@ -112,7 +126,8 @@ class Case:
                 raise Failure(f"{name}: {None if got is None else got.shape}, not {expected.shape}")
             if got.dtype != DTYPES[types[name]].numpy:
                 raise Failure(f"{name}: {got.dtype}, not {types[name]}")
-            comparison = reference.compare(got, expected, judgement.tolerance[name])
+            tolerance = judgement.tolerance[name] + more_off.get(name, 0.0)
+            comparison = reference.compare(got, expected, tolerance)
             if not comparison.passed:
                 raise Failure(f"{name} is wrong: {comparison}")
 

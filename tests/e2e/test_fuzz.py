@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 import iree_lnbwd as lnbwd
+from iree_lnbwd import reference
 from iree_lnbwd.calls import calling, modules
 from iree_lnbwd.ops.arguments import Results
-from iree_lnbwd.ops.operands import OPS
+from iree_lnbwd.ops.operands import OPS, RMS_NORM
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
@@ -210,6 +211,48 @@ def test_an_eps_that_is_remembered_is_found(kind: str, monkeypatch: pytest.Monke
             public = f"torch.{name}"
             monkeypatch.setitem(fuzz_draw.PUBLIC, public, forgetful(fuzz_draw.PUBLIC[public]))
     assert "is wrong" in first_failure(kind)
+
+
+@NEEDS_TORCH
+@pytest.mark.parametrize("has_sum", [False, True])
+def test_a_compilers_rstd_may_be_off_as_a_forward_may_and_no_further(has_sum: bool) -> None:
+    """From the output, the gradient of the input is off as rstd is, where rows were added up."""
+    import fuzz_torch
+    import torch
+
+    rng = np.random.default_rng(SEED)
+    case, columns = fuzz_draw.Case("cpu", rng, rng), 1024
+    x, dy, grad_residual = torch.from_numpy(rng.standard_normal((3, 5, columns)))
+    tensors = {
+        "input": x.requires_grad_(),
+        "weight": torch.from_numpy(rng.standard_normal(columns)),
+    }
+    reached = (dy, grad_residual) if has_sum else (dy,)
+    if has_sum:
+        tensors["residual"] = dy.clone().requires_grad_()
+    options = {
+        "normalized_shape": (columns,),
+        "eps": 1e-12,
+        "weight_offset": 0.0,
+        "rows_per_set": 1,
+    }
+    options |= {"memory_efficient": True, "own_forward": False, "gate_first": False}
+    call = fuzz_torch.Call(RMS_NORM, tensors, reached, options)
+    outputs, gradients = fuzz_torch.computed(call, fuzz_draw.PUBLIC[call.function])
+
+    def judge(roundings: float, *, is_fused: bool = True) -> None:
+        part = roundings * np.finfo(np.float64).eps / 2
+        added = grad_residual if has_sum else 0.0
+        other = {name: g + part * (g - added) for name, g in gradients.items()}
+        fuzz_torch.judge(case, call, (outputs, other), is_fused=is_fused)
+
+    of_rstd = reference.LAMBDA * columns**0.5 / 2  # the root of the sum of squares
+    judge(of_rstd)
+    judge(0, is_fused=False)
+    with pytest.raises(fuzz_draw.Failure, match="grad_input is wrong"):
+        judge(of_rstd, is_fused=False)
+    with pytest.raises(fuzz_draw.Failure, match="grad_input is wrong"):
+        judge(3 * of_rstd)
 
 
 @NEEDS_TORCH
