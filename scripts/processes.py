@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -57,7 +58,7 @@ def main(description: str | None, processes: Sequence[int], check: Check, alone:
         if options.device == "cpu":
             alone()
         _start(options.processes)
-    return _run(check, options.device, options.seed)
+    _leave(_run(check, options.device, options.seed))
 
 
 def can_enable() -> bool:
@@ -92,6 +93,17 @@ def _run(check: Check, device_type: str, seed: int) -> int:
     is_right = check(device, seed)
     dist.destroy_process_group()
     return 0 if is_right else 1
+
+
+def _leave(status: int) -> NoReturn:
+    """Ends a process of a group.
+
+    Gloo's threads still release tensors while Python ends. Then they abort the process: 2 of 12
+    groups with PyTorch 2.13 and norms of its own.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _compile(target_name: str, folder: Path) -> int:

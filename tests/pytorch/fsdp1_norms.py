@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -100,3 +101,5 @@ def main(rank: int, folder: Path) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), Path(sys.argv[2]))
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads release tensors while Python ends, and then abort it
