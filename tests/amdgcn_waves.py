@@ -12,12 +12,12 @@ from iree_lnbwd.emulator.amdgcn.arguments import arguments
 from iree_lnbwd.emulator.amdgcn.assembly import parse
 from iree_lnbwd.emulator.amdgcn.executor import decode
 from iree_lnbwd.emulator.amdgcn.steps import Machine
-from iree_lnbwd.emulator.amdgcn.waves import EXEC, Group, Waves, register
+from iree_lnbwd.emulator.amdgcn.waves import EXEC, MOST_VECTORS, Group, Waves, register
 from iree_lnbwd.emulator.launch import Array
 from iree_lnbwd.emulator.memory import LocalMemory
 
 WAVES = 3
-_VECTORS = 16
+_VECTORS = MOST_VECTORS + 16
 
 Words = npt.NDArray[np.uint32]
 

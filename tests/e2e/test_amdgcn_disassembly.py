@@ -144,6 +144,18 @@ ds_read2st64_b32 v[0:1], v2 offset0:1 offset1:2
 ds_write_b128 v0, v[4:7] offset:65520
 ds_bpermute_b32 v0, v1, v2 offset:4
 global_load_dword v1, v[2:3], off sc0 nt sc1
+v_accvgpr_write_b32 a1, v2
+v_accvgpr_write_b32 a1, s2
+v_accvgpr_write_b32 a255, 64
+v_accvgpr_read_b32 v1, a2
+global_load_dwordx4 a[4:7], v[2:3], off
+global_store_dword v1, a2, s[2:3]
+ds_read2st64_b32 a[0:1], v2 offset0:1 offset1:2
+ds_write_b128 v0, a[4:7]
+buffer_load_dwordx4 a[4:7], v1, s[4:7], 0 offen
+buffer_store_dword a4, off, s[4:7], s9 offset:12
+scratch_load_dword a4, v1, off offset:8
+scratch_store_dword off, a4, s3
 s_waitcnt vmcnt(63) expcnt(7) lgkmcnt(0)
 s_waitcnt vmcnt(17)
 buffer_inv sc1
@@ -151,6 +163,8 @@ buffer_inv sc1
     "gfx950": """
 v_permlane16_swap_b32_e32 v1, v2
 v_permlane32_swap_b32_e32 v1, v2
+v_bitop3_b32 v1, v2, s3, v4 bitop3:0x36
+v_bitop3_b32 v1, 1, v3, v4 bitop3:0xc9
 """,
     "gfx1100": """
 v_cndmask_b16 v6.l, 0, v4.h, vcc_lo

@@ -10,11 +10,13 @@ import pytest
 from support import built, random_generator, without_few_rows
 
 from iree_lnbwd.emulator import Fault
+from iree_lnbwd.emulator.amdgcn import disassemble
 from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.ops.spec import NormSpec
-from iree_lnbwd.schedules import OnePass, Schedule, choose
+from iree_lnbwd.schedules import Forward, OnePass, Schedule, choose
 from iree_lnbwd.verification import matrix, verify
 from iree_lnbwd.verification.emulated_norm import EmulatedNorm
+from iree_lnbwd.vmfb import executables
 
 TARGETS = ("gfx942", "gfx1100")
 ROWS = (1, 7, 64)
@@ -94,6 +96,27 @@ def test_inf_and_nan_stay_in_their_rows(dtype: str, target: str) -> None:
     op = EmulatedNorm(built(spec, find_target(target), schedule_of(spec, target))[0])
     calls = {"adversarial": matrix.adversarial_call(spec, random_generator())}
     assert all(row.comparison.ratio <= 1 for row in verify.verify(calls, lambda _: op))
+
+
+def code_of(spec: NormSpec, target: str, how: Schedule) -> str:
+    """All kernels of a module."""
+    vmfb, _ = built(spec, find_target(target), how)
+    return "".join(map(disassemble, {export.code for export in executables.exports(vmfb)}))
+
+
+@pytest.mark.parametrize("target", ["gfx90a", "gfx942", "gfx950"])
+def test_what_vector_registers_cannot_hold_is_in_accumulation_registers(target: str) -> None:
+    spec = NormSpec((1000,), "f16", from_output=True, has_weight=False, residual_dtype="f32")
+    how = OnePass(1, groups=8, warps=1, vector=4, subgroup_rows=2)
+    assert passes(spec, target, 7, how=how)
+    assert "v_accvgpr_read_b32" in code_of(spec, target, how)
+
+
+def test_bits_of_three_registers_at_once() -> None:
+    spec = NormSpec((1023,), "bf16", op="rms_norm", eps=1e-5, residual_dtype="bf16")
+    how = Forward(rows=1, threads=64, vector=1, chunks=4, in_registers=False)
+    assert passes(spec, "gfx950", 7, how=how)
+    assert "v_bitop3_b32" in code_of(spec, "gfx950", how)
 
 
 def test_firmware_that_does_not_preload_arguments() -> None:

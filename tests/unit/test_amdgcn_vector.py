@@ -219,6 +219,32 @@ def _mask(lanes: int, first: int) -> str:
     return f"s{first}" if lanes == 32 else f"s[{first}:{first + 1}]"
 
 
+@pytest.mark.parametrize("table", [0x00, 0x01, 0x02, 0x10, 0x36, 0x80, 0x96, 0xCA, 0xFF])
+def test_bits_by_a_table(table: int) -> None:
+    rng = random_generator()
+    values = [random(rng, "u32") for _ in range(3)]
+    registers = Registers(_LANES)
+    registers.fill(dict(zip(("v4", "v5", "v6"), values, strict=True)))
+    got = registers.run(f"v_bitop3_b32 v0, v4, v5, v6 bitop3:{table:#x}").read("v0")
+    for at in np.ndindex(_SHAPE):
+        a, b, c = (number(value[at]) for value in values)
+        places = ((a >> n & 1) << 2 | (b >> n & 1) << 1 | c >> n & 1 for n in range(32))
+        assert number(got[at]) == sum((table >> place & 1) << n for n, place in enumerate(places))
+
+
+def test_accumulation_registers() -> None:
+    value = random(random_generator(), "u32")
+    registers = Registers(_LANES)
+    registers.fill({"v3": value})
+    registers.run("v_accvgpr_write_b32 a3, v3", "v_accvgpr_write_b32 a4, 1")
+    registers.run("v_accvgpr_read_b32 v0, a3", "v_accvgpr_read_b32 v1, a4")
+    assert np.array_equal(registers.read("v0"), value)
+    assert (registers.read("v1") == 1).all()
+    # What was never written may be copied, and not be used.
+    copied = registers.run("v_accvgpr_read_b32 v2, a5")
+    assert "v2 is used and was never written" in fault_of(copied, "v_readfirstlane_b32 s0, v2")
+
+
 def test_multiply_and_add_of_64_bits() -> None:
     rng = random_generator()
     a, b, c = (random(rng, kind) for kind in ("u32", "u32", "u64"))

@@ -10,7 +10,7 @@ Source: LLVM's AMDGPU guide, "Initial Kernel Execution State".
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from iree_lnbwd.emulator.amdgcn.lanes import LANES
 from iree_lnbwd.emulator.amdgcn.scalar import decode_scalar
 from iree_lnbwd.emulator.amdgcn.steps import Machine, Step, Then
 from iree_lnbwd.emulator.amdgcn.vector import base_name, decode_vector
-from iree_lnbwd.emulator.amdgcn.waves import EXEC, TTMP, VCC, Group, Waves
+from iree_lnbwd.emulator.amdgcn.waves import EXEC, MOST_VECTORS, TTMP, VCC, Group, Waves
 from iree_lnbwd.emulator.launch import (
     CONFUSION,
     Fault,
@@ -40,7 +40,6 @@ from iree_lnbwd.emulator.memory import (
     workgroups_at_once,
 )
 
-_MOST_VECTORS = 256  # of each kind, of a lane
 _REGISTER_BYTES = 64 << 20  # of the vector registers of a batch
 _TARGET = re.compile(r'\.amdgcn_target ".*(gfx\d+[0-9a-f]{2})"')
 _NUMBERS = re.compile(r"\b([avs])(?:(\d+)(?!\w)|\[(\d+):(\d+)\])")  # registers
@@ -182,7 +181,7 @@ class AmdgcnExecutor:
         steps = self.decode(kernel.name)
         given = arguments(launch, kernel.number("kernarg_size"))
         lanes = _lanes(kernel)
-        vectors = max(1, kernel.number("next_free_vgpr"))
+        vectors = max(kernel.number("next_free_vgpr"), 1 + _last_vector(steps))
         waves = -(-launch.threads // lanes)
         room = workgroups_at_once(
             kernel.number("group_segment_fixed_size") + launch.shared_bytes,
@@ -246,10 +245,16 @@ def _allocated(kernel: Kernel) -> dict[str, int]:
     vectors = kernel.number("next_free_vgpr")
     apart = kernel.number("accum_offset", vectors)
     return {
-        "v": min(vectors, apart, _MOST_VECTORS),
-        "a": min(max(0, vectors - apart), _MOST_VECTORS),
+        "v": min(vectors, apart, MOST_VECTORS),
+        "a": min(max(0, vectors - apart), MOST_VECTORS),
         "s": min(kernel.number("next_free_sgpr", VCC), VCC),
     }
+
+
+def _last_vector(steps: Sequence[Step]) -> int:
+    """The highest number of a vector register that some steps touch, or 0."""
+    touched = (register for step in steps for register in (*step.reads, *step.writes))
+    return max((number for is_vector, number in touched if is_vector), default=0)
 
 
 def _check_registers(instruction: Instruction, allocated: Mapping[str, int]) -> None:

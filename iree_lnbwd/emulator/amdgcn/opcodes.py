@@ -143,6 +143,7 @@ _GFX9: Mapping[str, Table] = {
         v_div_scale_f32=480 v_div_scale_f64=481 v_div_fmas_f32=482 v_div_fmas_f64=483
         v_mad_u64_u32=488 v_perm_b32=493 v_xad_u32=499 v_lshl_add_u32=509 v_add_lshl_u32=510
         v_add3_u32=511 v_lshl_or_b32=512 v_and_or_b32=513 v_or3_b32=514 v_lshl_add_u64=520
+        v_bitop3_b32=564
         v_cvt_pk_f16_f32=615 v_cvt_pk_bf16_f32=616 v_add_f64=640 v_mul_f64=641 v_min_f64=642
         v_max_f64=643 v_ldexp_f64=644 v_mul_lo_u32=645 v_mul_hi_u32=646 v_ldexp_f32=648
         v_readlane_b32=649 v_writelane_b32=650 v_bcnt_u32_b32=651 v_mbcnt_lo_u32_b32=652
@@ -153,7 +154,7 @@ _GFX9: Mapping[str, Table] = {
     "vop3p": _table(
         """
         v_pk_fma_f16=14 v_pk_add_f16=15 v_pk_mul_f16=16 v_pk_fma_f32=48 v_pk_mul_f32=49
-        v_pk_add_f32=50 v_pk_mov_b32=51
+        v_pk_add_f32=50 v_pk_mov_b32=51 v_accvgpr_read_b32=88 v_accvgpr_write_b32=89
         """
     ),
     "ds": _table(

@@ -30,7 +30,7 @@ from iree_lnbwd.emulator.amdgcn.operands import (
     write_vector,
 )
 from iree_lnbwd.emulator.amdgcn.steps import Machine, Step, numbers
-from iree_lnbwd.emulator.amdgcn.vector_table import VECTOR, Vector, pack
+from iree_lnbwd.emulator.amdgcn.vector_table import VECTOR, Vector, by_table, pack
 from iree_lnbwd.emulator.amdgcn.waves import Group, Mask, Register
 from iree_lnbwd.emulator.launch import Array
 
@@ -111,7 +111,10 @@ def _decode(instruction: Instruction, lanes: int) -> _Decoded | None:
     if name in _MIXED:
         return _mixed(instruction, _MIXED[name])
     compares_to_exec = name.startswith("v_cmpx_")
+    modifiers = dict(instruction.modifiers)
     operation = VECTOR.get(name.replace("v_cmpx_", "v_cmp_"))
+    if name == "v_bitop3_b32":
+        operation = by_table(int(modifiers.pop("bitop3", "0"), 0))
     if operation is None:
         return None
     texts = list(instruction.operands)
@@ -119,7 +122,6 @@ def _decode(instruction: Instruction, lanes: int) -> _Decoded | None:
         texts.insert(0, "exec" if lanes == 64 else "exec_lo")
     if name in _READS_VCC or instruction.mnemonic == "v_dual_cndmask_b32":
         texts.append("vcc" if lanes == 64 else "vcc_lo")
-    modifiers = dict(instruction.modifiers)
     dpp = take_dpp(instruction, modifiers, lanes)
     return _general(instruction, operation, texts, modifiers, dpp, lanes)
 

@@ -438,6 +438,21 @@ def _median(a: Array, b: Array, c: Array) -> Array:
     return np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))
 
 
+def by_table(table: int) -> Vector:
+    """Three bits make a number; the result has the bit that the table has there.
+
+    Source: LLVM, "BitOp3_Op": of the number, the first source has the highest bit.
+    """
+
+    def compute(a: Array, b: Array, c: Array) -> Array:
+        result = np.zeros((1, 1), _U32)
+        for n in (n for n in range(8) if table >> n & 1):
+            result = result | (a if n & 4 else ~a) & (b if n & 2 else ~b) & (c if n & 1 else ~c)
+        return result
+
+    return _op("u32", "u32 u32 u32", compute)
+
+
 def _bit_counts() -> dict[str, Vector]:
     table: dict[str, Vector] = {}
     for names, kind, count in (  # gfx9; gfx11 and later
@@ -460,6 +475,8 @@ VECTOR: Mapping[str, Vector] = MappingProxyType(
         "v_mov_b32": _op("b32", "b32", np.copy),
         "v_mov_b64": Vector(("b64",), ("b64",), np.copy, low_apart=True),
         "v_mov_b16": _op("b16", "b16", np.copy),
+        "v_accvgpr_read_b32": _op("b32", "b32", np.copy),
+        "v_accvgpr_write_b32": _op("b32", "b32", np.copy),
         "v_cndmask_b32": Vector(("b32",), ("b32", "b32", "mask"), _select, selects=True),
         "v_cndmask_b16": Vector(("u16",), ("u16", "u16", "mask"), _select, selects=True),
         "v_and_b32": _op("u32", "u32 u32", np.bitwise_and),

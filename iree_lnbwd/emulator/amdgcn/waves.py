@@ -22,6 +22,7 @@ Words = npt.NDArray[np.uint32]
 # but for m0 and null, which change places between gfx10 and gfx11.
 VCC, TTMP, M0, NULL, EXEC = 106, 108, 124, 125, 126
 SCALARS = 128
+MOST_VECTORS = 256  # of a lane; accumulation registers have the numbers behind them
 _NAMED = {
     "vcc_lo": VCC,
     "vcc_hi": VCC + 1,
@@ -31,11 +32,12 @@ _NAMED = {
     "exec_hi": EXEC + 1,
 } | {f"ttmp{n}": TTMP + n for n in range(16)}
 _PAIRS = {"vcc": VCC, "exec": EXEC}
-_REGISTER = re.compile(r"([sv]|ttmp)(?:(\d+)|\[(\d+):(\d+)\])$")
+_FIRST = {"s": 0, "v": 0, "a": MOST_VECTORS, "ttmp": TTMP}
+_REGISTER = re.compile(r"([sva]|ttmp)(?:(\d+)|\[(\d+):(\d+)\])$")
 
 
 class Register:
-    """A run of scalar or vector registers, as an operand names it."""
+    """A run of scalar, vector or accumulation registers, as an operand names it."""
 
     __slots__ = ("count", "index", "vector")
 
@@ -49,6 +51,8 @@ class Register:
         """For messages."""
         if not self.vector and self.index >= VCC:
             return next((n for n, at in _NAMED.items() if at == self.index), f"s{self.index}")
+        if self.vector and self.index >= MOST_VECTORS:
+            return f"a{self.index - MOST_VECTORS}"
         return f"{'v' if self.vector else 's'}{self.index}"
 
     def one(self, offset: int) -> Register:
@@ -67,7 +71,7 @@ def register(text: str) -> Register | None:
         return None
     first = int(found[2] or found[3])
     count = 1 if found[2] else int(found[4]) - first + 1
-    return Register(found[1] == "v", first + (TTMP if found[1] == "ttmp" else 0), count)
+    return Register(found[1] in "va", first + _FIRST[found[1]], count)
 
 
 class Waves:

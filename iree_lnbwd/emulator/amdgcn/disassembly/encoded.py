@@ -9,6 +9,7 @@ from iree_lnbwd.emulator.amdgcn.operands import width
 from iree_lnbwd.emulator.launch import Fault
 
 LITERAL = 255  # the number of a source that is a word behind the instruction
+ACCUMULATOR = "a32"  # the kind of an operand that is an accumulation register
 _FLOATS = ("0.5", "-0.5", "1.0", "-1.0", "2.0", "-2.0", "4.0", "-4.0", "0.15915494")
 
 
@@ -141,4 +142,8 @@ class Encoded:
             if half is None:  # in the short encodings: 128 registers, and which half
                 number, half = number & 127, number >> 7
             return f"v{number}.{'lh'[half]}"
-        return run("v", number, max(1, width(kind) // 32))
+        return run("a" if kind == ACCUMULATOR else "v", number, max(1, width(kind) // 32))
+
+    def moved(self, accumulators: int) -> str:
+        """The letter of registers that an access moves; on CDNA, by a bit."""
+        return "a" if self.gfx9 and self.bits(accumulators, accumulators) else "v"

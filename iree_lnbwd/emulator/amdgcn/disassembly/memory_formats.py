@@ -53,12 +53,12 @@ def ds(encoded: Encoded) -> str:
         return f"{name} v{into}, {address}{offset}"
     if name == "ds_bpermute_b32":
         return f"{name} v{into}, {address}, v{data[0]}{offset}"
-    what = _LDS_VERB.sub("", name)
+    what, letter = _LDS_VERB.sub("", name), encoded.moved(25)
     item = LOADS[what] if what in LOADS else STORES[what]
     if "read" in name or "load" in name:
-        moved = [run("v", into, (1 + two) * item.registers)]
+        moved = [run(letter, into, (1 + two) * item.registers)]
         return f"{name} {', '.join([*moved, address])}{offset}"
-    moved = [run("v", number, item.registers) for number in data[: 1 + two]]
+    moved = [run(letter, number, item.registers) for number in data[: 1 + two]]
     return f"{name} {', '.join([address, *moved])}{offset}"
 
 
@@ -85,9 +85,10 @@ def flat(encoded: Encoded) -> str:
     else:
         tail += _policy(encoded, 14, 15, 13)
     verb, count = _moved(name)
+    letter = encoded.moved(55)
     if verb == "load":
-        return f"{name} {run('v', into, count)}, {at}, {tail}"
-    return f"{name} {at}, {run('v', data, count)}, {tail}"
+        return f"{name} {run(letter, into, count)}, {at}, {tail}"
+    return f"{name} {at}, {run(letter, data, count)}, {tail}"
 
 
 def vflat(encoded: Encoded) -> str:
@@ -152,7 +153,7 @@ def mubuf(encoded: Encoded) -> str:
     data, at = encoded.bits(47, 40), encoded.bits(39, 32)
     _, count = _moved(name)
     where = f"v{at}" if offen else "off"
-    text = f"{name} {run('v', data, count)}, {where}, {descriptor}, "
+    text = f"{name} {run(encoded.moved(55), data, count)}, {where}, {descriptor}, "
     text += encoded.source(soffset, "u32") + (" offen" if offen else "")
     return text + (f" offset:{offset}" if offset else "") + policy
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from iree_lnbwd.emulator.amdgcn.disassembly.encoded import Encoded
+from iree_lnbwd.emulator.amdgcn.disassembly.encoded import ACCUMULATOR, Encoded
 from iree_lnbwd.emulator.amdgcn.opcodes import WITH_A_CONSTANT
 from iree_lnbwd.emulator.amdgcn.operands import width
 from iree_lnbwd.emulator.amdgcn.vector_table import VECTOR
 
 DPP, SDWA, _ZERO = 250, 249, 128  # numbers of a source
 _SELECTORS = ("BYTE_0", "BYTE_1", "BYTE_2", "BYTE_3", "WORD_0", "WORD_1", "DWORD")
+_BY_TABLE = "v_bitop3_b32"  # a table of eight bits is where others have signs and factors
 # Vector instructions with operands of their own kind; "s32" is in a scalar register.
 _SIGNATURES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "v_readlane_b32": (("s32",), ("b32", "s32")),
@@ -22,6 +23,9 @@ _SIGNATURES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "v_permlane32_swap_b32": (("b32",), ("b32",)),
     "v_mbcnt_lo_u32_b32": (("b32",), ("b32", "b32")),
     "v_mbcnt_hi_u32_b32": (("b32",), ("b32", "b32")),
+    "v_accvgpr_read_b32": (("b32",), (ACCUMULATOR,)),
+    "v_accvgpr_write_b32": ((ACCUMULATOR,), ("b32",)),
+    _BY_TABLE: (("b32",), ("b32", "b32", "b32")),
     "v_pk_add_f32": (("b64",), ("b64", "b64")),
     "v_pk_mul_f32": (("b64",), ("b64", "b64")),
     "v_pk_fma_f32": (("b64",), ("b64", "b64", "b64")),
@@ -100,8 +104,11 @@ def vop3(encoded: Encoded) -> str:
     if len(results) == 2:
         targets.append(encoded.scalar(encoded.bits(14, 8), encoded.lanes // 32))
     modifiers = " clamp" if encoded.bits(15, 15) else ""
-    modifiers += ("", " mul:2", " mul:4", " div:2")[encoded.bits(60, 59)]
-    negated = encoded.bits(63, 61)
+    factor, negated = encoded.bits(60, 59), encoded.bits(63, 61)
+    if name == _BY_TABLE:
+        modifiers += f" bitop3:{factor << 6 | absolute << 3 | negated:#x}"
+        factor = absolute = negated = 0
+    modifiers += ("", " mul:2", " mul:4", " div:2")[factor]
     sources = []
     for n, kind in enumerate(kinds):
         code = encoded.bits(40 + 9 * n, 32 + 9 * n)
