@@ -119,6 +119,7 @@ _OF_ROWS = re.compile(r"(!(?:(?:dy|dy_sum|x|y|residual|z|copy)_mn|acc_m))\{%\w+\
 _SUBGROUP_SUM = re.compile(
     r"^( *)(%\w+) = gpu\.subgroup_reduce add (%\w+) cluster\(size = (\d+)\) : .*\n", re.MULTILINE
 )
+_MULTIPLY_ADD = re.compile(r"math\.fma (%\w+, %\w+, %\w+) : (!\w+)")
 # The variants of functions in math/norm.mlir, where the mean is not subtracted.
 _UNCENTRED = {name: f"{name}_uncentred" for name in ("xhat", "dx", "dx_from_means")}
 _WORD_BITS = 32
@@ -337,7 +338,9 @@ def _literals(
         sharing[_OF_A_ROW] = schedule.lanes(target)
     # All at once: a number that was put in may be one that stands for another.
     text = _SHARING.sub(lambda found: f"cluster(size = {sharing[found[1]]})", text)
-    return _shuffled(text, target) if spec.acc_dtype == "f64" else text
+    if spec.acc_dtype == "f64":
+        return _shuffled(text, target)
+    return _with_whole_multiply_adds(text) if target.has_f32_pairs else text
 
 
 def _clustered(text: str, kernel: str, cluster: int) -> str:
@@ -480,6 +483,11 @@ def _past_l1(text: str, spec: NormSpec, schedule: OnePass) -> str:
             copy = rf'("nvgpu.device_async_copy"\(%{room}[^<]*<\{{)'
             text = re.sub(copy, r"\1bypassL1, ", text)
     return text
+
+
+def _with_whole_multiply_adds(text: str) -> str:
+    """With multiply-adds that LLVM makes pairs of: IREE takes those of math apart."""
+    return _MULTIPLY_ADD.sub(r"llvm.intr.fma(\1) : (\2, \2, \2) -> \2", text)
 
 
 def _shuffled(text: str, target: Target) -> str:

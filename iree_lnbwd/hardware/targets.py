@@ -85,6 +85,15 @@ class Target:
         return self.has_clusters
 
     @property
+    def has_f32_pairs(self) -> bool:
+        """Whether one instruction computes with two f32 (PTX's f32x2), by ptxas 12.9.
+
+        It makes FADD2, FMUL2 and FFMA2 of them for compute capability 10, and two instructions of
+        each for 12.
+        """
+        return self.capability // 10 == 10
+
+    @property
     def has_cache_policies(self) -> bool:
         """Whether loads say how long their data stays in the L2 cache (createpolicy).
 

@@ -103,6 +103,7 @@ def check_kernels(vmfb: bytes, target: Target, *, measured: bool) -> None:
         assert ".local" not in ptx
         assert ".approx" not in ptx  # its last bits are left to the GPU
         assert ".func" not in ptx  # what ir/math/ defines is inlined
+        assert ("fma.rn.f32x2" in ptx) == target.has_f32_pairs
         if shutil.which("ptxas") is None:
             return  # then what follows is not known; test_ptx_assembles says so
     for kernel in kernels:

@@ -131,6 +131,24 @@ def test_each_function_is_judged_by_its_own_types() -> None:
     assert "arith.extf" in ours["widen_of_gamma"]
 
 
+@pytest.mark.parametrize("op", ["layer_norm_backward", "rms_norm"])
+@pytest.mark.parametrize(
+    ("target", "dtype", "whole"),
+    [
+        ("sm_90", "f32", False),
+        ("sm_100", "f32", True),
+        ("sm_103", "bf16", True),
+        ("sm_120", "f32", False),
+        ("gfx942", "f32", False),
+        ("sm_100", "f64", False),
+    ],
+)
+def test_multiply_adds_stay_whole_for_pairs(op: str, target: str, dtype: str, whole: bool) -> None:
+    spec = NormSpec((1024,), dtype, op=op, eps=None if op.endswith("backward") else 1e-5)
+    text = compiler.source_text(spec, find_target(target))
+    assert ("llvm.intr.fma" in text, "math.fma" in text) == (whole, not whole)
+
+
 def test_a_cpu_rounds_by_itself() -> None:
     """LLVM would make a call of what a module does not have."""
     text = compiler.source_text(NormSpec((1024,), "bf16"), CPU)

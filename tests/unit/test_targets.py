@@ -161,6 +161,10 @@ def test_modules_of_older_targets_run_where_shared_memory_is_no_less(
     assert tuple(target.name for target in older_targets(find_target(name))) == older
 
 
+def test_which_gpus_compute_with_two_f32_at_once() -> None:
+    assert [t.name for t in lnbwd.targets() if t.has_f32_pairs] == ["sm_100", "sm_103"]
+
+
 @pytest.mark.parametrize(
     ("architecture", "names"),
     [("x86_64", ("generic", "generic-v3")), ("aarch64", ("generic-aarch64",)), ("riscv64", ())],
