@@ -63,6 +63,42 @@ $join:
     assert result.tolist() == want
 
 
+_CHOICE = f"""{_LOAD}
+\tbra.uni $begin;
+list:
+\t.branchtargets
+\t\t$one,
+\t\t$two,
+\t\t$one,
+\t\t$three;
+$begin:
+\tmov.b32 %r5, 0;
+\tsetp.lt.u32 %p0, %r4, 5;
+\t@%p0 brx.idx %r4, list;
+\tadd.u32 %r5, %r5, 100;
+$one:
+\tadd.u32 %r5, %r5, 1;
+\tbra.uni $end;
+$two:
+\tadd.u32 %r5, %r5, 2;
+$three:
+\tadd.u32 %r5, %r5, 3;
+$end:
+{_STORE}"""
+
+
+def test_a_branch_to_one_of_several_labels() -> None:
+    numbers = random_generator().integers(0, 4, 128).astype(np.uint32)
+    numbers[::5] = 5  # whose predicate is false
+    result = run_kernel(_CHOICE, [numbers, 128], workgroups=2)[1]
+    assert result.tolist() == [(1, 5, 1, 3, 0, 101)[n] for n in numbers.tolist()]
+
+
+def test_a_branch_past_the_last_label() -> None:
+    with pytest.raises(Fault, match="number 4 of a list of 4 labels; by workgroup 0 thread 7; at"):
+        run_kernel(_CHOICE, [np.where(np.arange(64) == 7, 4, 1).astype(np.uint32), 64])
+
+
 def test_predicated_instructions() -> None:
     body = f"""
 \tmov.b32 %r5, 7;
@@ -477,6 +513,8 @@ def test_workgroups_with_much_memory_run_in_turn(
         ("@!%r1 bra $end", "%r1 is no predicate"),
         ("bra", "no label ;"),
         ("bra $nowhere", r"no label \$nowhere;"),
+        ("brx.idx %r0, $end", "unknown instruction brx.idx"),
+        ("brx %r0, $end", "unknown instruction brx"),
         ("cvt.u31.u32 %r5, %r0", "unknown instruction cvt.u31.u32"),
         ("cvt.add.u32 %r5, %r0", "unknown instruction cvt.add.u32"),
         ("shl.f32 %r5, %r0, 1", "not understood: TypeError"),

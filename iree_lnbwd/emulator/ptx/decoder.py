@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from iree_lnbwd.emulator.launch import CONFUSION, Fault
+from iree_lnbwd.emulator.launch import CONFUSION, Fault, Lanes
 from iree_lnbwd.emulator.ptx.accesses import (
     change,
     convert_address,
@@ -29,11 +29,21 @@ from iree_lnbwd.emulator.ptx.synchronisation import (
     shuffle,
     wait_for_phase,
 )
-from iree_lnbwd.emulator.ptx.threads import Block, Selection, Step, Sync, Threads, at_instruction
-from iree_lnbwd.emulator.ptx.types import DTYPES
+from iree_lnbwd.emulator.ptx.threads import (
+    Block,
+    Choice,
+    Reader,
+    Selection,
+    Step,
+    Sync,
+    Threads,
+    at_instruction,
+    size_of,
+)
+from iree_lnbwd.emulator.ptx.types import DTYPES, UnknownInstructionError
 
 _NO_EFFECT = ("membar", "fence", "griddepcontrol", "discard", "applypriority", "prefetch")
-JUMPS = ("bra", "ret", "exit")
+JUMPS = ("bra", "brx", "ret", "exit")
 _TO_SHARED = ("bulk", "shared::cluster")
 
 
@@ -70,10 +80,23 @@ class Decoder:
 
     def target(self, instruction: Instruction) -> int:
         """The index of the instruction that a branch goes to."""
-        label = ", ".join(instruction.operands)
+        return self._at_label(instruction, ", ".join(instruction.operands))
+
+    def _at_label(self, instruction: Instruction, label: str) -> int:
         if label not in self.operands.kernel.labels:
             raise at_instruction(instruction, Fault(f"no label {label}"))
         return self.operands.kernel.labels[label]
+
+    def choice(self, instruction: Instruction) -> tuple[Reader, tuple[int, ...]]:
+        """What a branch that chooses reads, and the indices of the instructions to choose from."""
+        try:
+            number, name = instruction.operands
+            if instruction.modifiers not in (("idx",), ("idx", "uni")):
+                raise UnknownInstructionError(instruction.text)
+            labels, reader = self.operands.kernel.lists[name], self.operands.reader(number, "u32")
+        except CONFUSION as error:
+            raise at_instruction(instruction, unknown_instruction(instruction, error)) from error
+        return reader, tuple(self._at_label(instruction, label) for label in labels)
 
     def check(self, instruction: Instruction) -> None:
         """An instruction of any kind is known.
@@ -84,6 +107,8 @@ class Decoder:
         self.check_predicate(instruction)
         if instruction.opcode == "bra":
             self.target(instruction)
+        elif instruction.opcode == "brx":
+            self.choice(instruction)
         elif self.is_sync(instruction):
             self.sync(instruction)
         elif instruction.opcode not in JUMPS and not self.is_void(instruction):
@@ -138,6 +163,10 @@ class Program:
                 if instruction.opcode == "bra":
                     block.instruction = instruction
                     block.target = number[decoder.target(instruction)]
+                elif instruction.opcode == "brx":
+                    reader, targets = decoder.choice(instruction)
+                    block.instruction = instruction
+                    block.choose = _chosen(reader, np.array([number[at] for at in targets]))
                 elif instruction.opcode in JUMPS:
                     block.instruction, block.ends = instruction, True
                 elif decoder.is_sync(instruction):
@@ -147,6 +176,22 @@ class Program:
                     block.steps.append((instruction, decoder.step(instruction)))
             self.blocks.append(block)
         self.register_bytes = decoder.operands.register_bytes
+
+
+def _chosen(reader: Reader, targets: Lanes) -> Choice:
+    """The block that each thread goes to, by its number in a list of them."""
+
+    def choose(threads: Threads, to: Selection) -> Lanes:
+        index = np.broadcast_to(reader(threads, to), size_of(to)).astype(np.int64)
+        if (outside := index >= len(targets)).any():
+            raise Fault(
+                f"number {index[outside][0]} of a list of {len(targets)} labels",
+                threads.numbers[to][outside] + threads.first_lane,
+            )
+        chosen: Lanes = targets[index]
+        return chosen
+
+    return choose
 
 
 def pure(operands: Operands, instruction: Instruction) -> Step:

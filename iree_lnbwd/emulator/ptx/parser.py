@@ -34,6 +34,7 @@ _SCOPE = re.compile(
     r"\{[ \t]*\.reg[ \t]+\.(?P<type>\w+)[ \t]+(?P<name>[A-Za-z]\w*);(?P<rest>[^\n]*)\}"
 )
 _REGISTERS = re.compile(r"(?P<stem>[%\w$]+?)(?:<(?P<count>\d+)>)?")
+_LIST = ".branchtargets"
 _SPACE = re.compile(r"\.(?:shared|local|global|const)\s")
 _VARIABLE = re.compile(
     r"\.(?P<space>\w+)\s+(?:\.align\s+(?P<align>\d+)\s+)?\.(?P<type>[busf](?:8|16|32|64))\s+"
@@ -137,6 +138,7 @@ class Kernel:
         nbytes: Of them, in a state space.
         code: Instructions.
         labels: Index of the instruction that each label stands before.
+        lists: Labels that a branch chooses among, by the list's name: ``.branchtargets``.
     """
 
     name: str
@@ -151,6 +153,7 @@ class Kernel:
     nbytes: Mapping[str, int]
     code: tuple[Instruction, ...]
     labels: dict[str, int]
+    lists: dict[str, tuple[str, ...]]
 
     def type_of(self, register: str) -> str:
         """The type of a register.
@@ -241,11 +244,17 @@ def _kernel(name: str, entry: _Entry, target: str, outside: Mapping[str, Variabl
     registers: dict[str, Registers] = {}
     code: list[Instruction] = []
     labels: dict[str, int] = {}
+    lists: dict[str, tuple[str, ...]] = {}
+    label = ""
     for words, line in _statements(entry.body, entry.line):
         if words.endswith(":"):
             if words[:-1] in labels:
                 raise PtxError(f"line {line}: the label {_short(words)} is there twice")
-            labels[words[:-1]] = len(code)
+            label = words[:-1]
+            labels[label] = len(code)
+        elif words.startswith(_LIST) and label in labels:
+            lists[label] = vector(words.removeprefix(_LIST).rstrip("; \t\n"))
+            del labels[label]  # it is the list's name
         elif words.startswith(".reg"):
             _declare(words, line, registers)
         elif words.startswith("."):  # a variable, or a pragma
@@ -270,6 +279,7 @@ def _kernel(name: str, entry: _Entry, target: str, outside: Mapping[str, Variabl
         nbytes=nbytes,
         code=tuple(code),
         labels=labels,
+        lists=lists,
     )
 
 

@@ -37,6 +37,7 @@ Step = Callable[["Threads", Selection], None]
 Sync = Callable[["Threads", Lanes, "npt.NDArray[np.bool_]"], "npt.NDArray[np.bool_]"]
 Reader = Callable[["Threads", Selection], Array]
 Writer = Callable[["Threads", Selection, Array], None]
+Choice = Callable[["Threads", Selection], Lanes]  # a block for each thread
 
 
 @dataclass
@@ -47,6 +48,7 @@ class Block:
         steps: The instructions with effects on registers and memory.
         instruction: The jump, end or wait.
         target: Number of the block that a jump goes to.
+        choose: Of a jump whose threads go to several blocks: the number for each.
         ends: Threads end here.
         sync: The threads to wait for, and the operation that they do together.
     """
@@ -54,6 +56,7 @@ class Block:
     steps: list[tuple[Instruction, Step]]
     instruction: Instruction | None = None
     target: int | None = None
+    choose: Choice | None = None
     ends: bool = False
     sync: Sync | None = None
 
@@ -239,6 +242,11 @@ class Threads:
                 return number + 1
             if block.sync is not None:
                 return self._meet(block.sync, number, selection, chosen)
+            if block.choose is not None:
+                targets = block.choose(self, chosen)
+                self._at[selection] = number + 1
+                self._at[chosen] = targets
+                return None
             if block.ends and self.cluster is not None:
                 self.cluster.end(self.numbers[chosen])
                 if self.mbarriers is not None:
