@@ -412,6 +412,32 @@ def test_scratch() -> None:
         run(body.replace("off offset:4", "off offset:8"), given, 256, extra=size)
 
 
+def test_undefined_registers_may_be_spilled_and_not_be_used() -> None:
+    """Of a pair, a compiler may have written one half alone."""
+    given = words(64)
+    body = (
+        START
+        + """
+ global_load_dword v2, v1, s[4:5]
+ s_waitcnt vmcnt(0)
+ scratch_store_dwordx2 off, v[2:3], off
+ scratch_load_dwordx2 v[4:5], off, off
+ s_waitcnt vmcnt(0)
+ v_mov_b32_e32 v6, v5
+ global_store_dword v1, v4, s[6:7]
+ s_endpgm
+"""
+    )
+    size = "\t.amdhsa_private_segment_fixed_size 8\n"
+    assert (run(body, given, 256, extra=size) == given).all()
+    with pytest.raises(Fault, match=r"v6 is used and was never written; .*global_store_dword"):
+        run(body.replace("v1, v4, s", "v1, v6, s"), given, 256, extra=size)
+    written = body.replace(
+        " scratch_load", " scratch_store_dword off, v2, off offset:4\n scratch_load"
+    )
+    assert (run(written.replace("v1, v4, s", "v1, v6, s"), given, 256, extra=size) == given).all()
+
+
 def test_waves_that_part_meet_again() -> None:
     """Each wave goes round a loop as often as it is numbered; lanes leave a loop one by one."""
     body = (

@@ -8,8 +8,10 @@ import numpy as np
 
 from iree_lnbwd.emulator.amdgcn.accesses.global_memory import load
 from iree_lnbwd.emulator.amdgcn.accesses.items import (
+    Data,
     Decoder,
     Item,
+    Loaded,
     alignment_of,
     expect_operands,
     load_step,
@@ -27,7 +29,7 @@ from iree_lnbwd.emulator.amdgcn.operands import (
 )
 from iree_lnbwd.emulator.amdgcn.steps import Machine, Step
 from iree_lnbwd.emulator.amdgcn.waves import Group, Mask, Register
-from iree_lnbwd.emulator.launch import Bytes, Fault, Lanes
+from iree_lnbwd.emulator.launch import Fault, Lanes
 
 # gfx90a's descriptor of scratch, ahead of what is added for each wave: a base where there is no
 # other memory, a swizzle, no bounds, and the lane's number added by itself.
@@ -140,7 +142,7 @@ def buffer_load(item: Item) -> Decoder:
     def decode(instruction: Instruction, counts_stores: bool) -> Step:
         access, used = _buffer(instruction)
 
-        def load_there(group: Group, machine: Machine, where: Mask) -> Bytes:
+        def load_there(group: Group, machine: Machine, where: Mask) -> Loaded:
             if (own := access.scratch(instruction, group, where)) is not None:
                 return load_scratch(group, machine, where, own, item)
             addresses, room = access.addresses(instruction, group, where)
@@ -149,7 +151,7 @@ def buffer_load(item: Item) -> Decoder:
             for at, size, inside in _in_bounds(room, item.nbytes):
                 part = load(machine, lanes[inside], addresses[inside] + at, size)
                 loaded[inside, at : at + size] = part
-            return loaded
+            return Loaded(loaded)
 
         return load_step(instruction, item, used, load_there)
 
@@ -162,10 +164,11 @@ def buffer_store(item: Item) -> Decoder:
     def decode(instruction: Instruction, counts_stores: bool) -> Step:
         access, used = _buffer(instruction)
 
-        def store_there(group: Group, machine: Machine, where: Mask, values: Bytes) -> None:
+        def store_there(group: Group, machine: Machine, where: Mask, data: Data) -> None:
             if (own := access.scratch(instruction, group, where)) is not None:
-                store_scratch(group, machine, where, own, values)
+                store_scratch(group, machine, where, own, data)
                 return
+            values = data.values
             addresses, room = access.addresses(instruction, group, where)
             lanes = group.lane_ids[where]
             for at, size, inside in _in_bounds(room, item.nbytes):

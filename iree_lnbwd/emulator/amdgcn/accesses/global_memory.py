@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from iree_lnbwd.emulator.amdgcn.accesses.items import (
+    Data,
     Decoder,
     Item,
+    Loaded,
     alignment_of,
     expect_operands,
     lane_load,
@@ -46,8 +48,8 @@ def global_load(item: Item) -> Decoder:
 
     def load_items(
         group: Group, machine: Machine, where: Mask, addresses: Lanes, item: Item
-    ) -> Bytes:
-        return load(machine, group.lane_ids[where], addresses, item.nbytes)
+    ) -> Loaded:
+        return Loaded(load(machine, group.lane_ids[where], addresses, item.nbytes))
 
     return lane_load(item, _global_address, load_items)
 
@@ -55,9 +57,9 @@ def global_load(item: Item) -> Decoder:
 def global_store(item: Item) -> Decoder:
     """A store to global memory."""
 
-    def store(group: Group, machine: Machine, where: Mask, addresses: Lanes, values: Bytes) -> None:
+    def store(group: Group, machine: Machine, where: Mask, addresses: Lanes, data: Data) -> None:
         alignment = alignment_of(addresses, item.nbytes)
-        machine.memory.store(group.lane_ids[where], addresses, values, alignment=alignment)
+        machine.memory.store(group.lane_ids[where], addresses, data.values, alignment=alignment)
 
     return lane_store(item, _global_address, store)
 

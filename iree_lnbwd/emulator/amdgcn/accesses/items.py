@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -158,16 +160,61 @@ def lanes_of(values: Array, where: Mask) -> Lanes:
     return np.broadcast_to(values, where.shape)[where].astype(np.int64)
 
 
+class Loaded(NamedTuple):
+    """What lanes read, and which of its words depend on what was never written: [T, registers]."""
+
+    values: Bytes
+    unknown: Mask | None = None
+
+
+@dataclass(frozen=True)
+class Data:
+    """What lanes in a mask store, as it is in registers.
+
+    Attributes:
+        group: The waves.
+        first: The number of the first register.
+        item: What a lane moves.
+        where: The lanes.
+        half: As `Item` has it, where the operand says so.
+    """
+
+    group: Group
+    first: int
+    item: Item
+    where: Mask
+    half: int | None
+
+    @property
+    def values(self) -> Bytes:
+        """All of it: [T, nbytes].
+
+        Raises:
+            Fault: Some of it depends on what was never written.
+        """
+        return taken(self.group, self.first, self.item, self.where, self.half)
+
+    def traced(self) -> Loaded:
+        """All of it, whatever it depends on."""
+        unknown = []
+        for n in range(self.item.registers):
+            _, missing = self.group.trace([partial(Group.vector, index=self.first + n)])
+            nothing = np.zeros_like(self.where) if missing is None else missing
+            unknown.append(nothing[self.where])
+        (values,), _ = self.group.trace([lambda group: self.values])
+        return Loaded(values, np.stack(unknown, axis=1))
+
+
 Address = Callable[[Instruction, str, str], tuple[Reader, list[str]]]  # and what it is read from
-Load = Callable[[Group, Machine, Mask, Lanes, Item], Bytes]
-Store = Callable[[Group, Machine, Mask, Lanes, Bytes], None]
+Load = Callable[[Group, Machine, Mask, Lanes, Item], Loaded]
+Store = Callable[[Group, Machine, Mask, Lanes, Data], None]
 
 
 def load_step(
     instruction: Instruction,
     item: Item,
     used: Iterable[str],
-    load: Callable[[Group, Machine, Mask], Bytes],
+    load: Callable[[Group, Machine, Mask], Loaded],
 ) -> Step:
     """A load into the instruction's first operand, by the lanes of a mask, from what is used."""
     into = registers_of(instruction, instruction.operands[0], item).register
@@ -175,7 +222,13 @@ def load_step(
 
     def run(group: Group, machine: Machine) -> None:
         where = group.active
-        put(group, into.index, item, load(group, machine, where), where)
+        values, unknown = load(group, machine, where)
+        put(group, into.index, item, values, where)
+        if unknown is not None and unknown.any():
+            for n in range(item.registers):
+                lost = np.zeros_like(where)
+                lost[where] = unknown[:, n]
+                group.forget((True, into.index + n), lost)
         group.waves.waits.issue(VECTOR, group.index, written)
 
     written = numbers([into])
@@ -188,7 +241,7 @@ def store_step(
     item: Item,
     what: str,
     used: Iterable[str],
-    store: Callable[[Group, Machine, Mask, Bytes], None],
+    store: Callable[[Group, Machine, Mask, Data], None],
     *,
     counts_stores: bool,
 ) -> Step:
@@ -200,7 +253,7 @@ def store_step(
 
     def run(group: Group, machine: Machine) -> None:
         where = group.active
-        store(group, machine, where, taken(group, source.index, item, where, data.half))
+        store(group, machine, where, Data(group, source.index, item, where, data.half))
         group.waves.waits.issue(counter, group.index)
 
     reads = numbers([source, *(operand(instruction, text).register for text in used)])
@@ -216,7 +269,7 @@ def lane_load(item: Item, address: Address, load: Load) -> Decoder:
         read, used = address(instruction, *instruction.operands[1:])
         offset = offset_of(instruction, modifiers)
 
-        def load_there(group: Group, machine: Machine, where: Mask) -> Bytes:
+        def load_there(group: Group, machine: Machine, where: Mask) -> Loaded:
             return load(group, machine, where, lanes_of(read(group), where) + offset, item)
 
         return load_step(instruction, item, used, load_there)
@@ -234,8 +287,8 @@ def lane_store(item: Item, address: Address, store: Store) -> Decoder:
         read, used = address(instruction, at, base)
         offset = offset_of(instruction, modifiers)
 
-        def store_there(group: Group, machine: Machine, where: Mask, values: Bytes) -> None:
-            store(group, machine, where, lanes_of(read(group), where) + offset, values)
+        def store_there(group: Group, machine: Machine, where: Mask, data: Data) -> None:
+            store(group, machine, where, lanes_of(read(group), where) + offset, data)
 
         return store_step(instruction, item, what, used, store_there, counts_stores=counts_stores)
 

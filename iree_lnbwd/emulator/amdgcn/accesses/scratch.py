@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from iree_lnbwd.emulator.amdgcn.accesses.items import (
+    Data,
     Decoder,
     Item,
+    Loaded,
     lane_load,
     lane_store,
 )
@@ -18,7 +20,7 @@ from iree_lnbwd.emulator.amdgcn.operands import (
 )
 from iree_lnbwd.emulator.amdgcn.steps import Machine
 from iree_lnbwd.emulator.amdgcn.waves import Group, Mask
-from iree_lnbwd.emulator.launch import Bytes, Lanes
+from iree_lnbwd.emulator.launch import Lanes
 
 
 def _scratch_address(instruction: Instruction, at: str, base: str) -> tuple[Reader, list[str]]:
@@ -45,18 +47,22 @@ def scratch_store(item: Item) -> Decoder:
     return lane_store(item, _scratch_address, store_scratch)
 
 
-def load_scratch(group: Group, machine: Machine, where: Mask, first: Lanes, item: Item) -> Bytes:
-    """What lanes in a mask read: [T, nbytes]."""
+def load_scratch(group: Group, machine: Machine, where: Mask, first: Lanes, item: Item) -> Loaded:
+    """What lanes in a mask read."""
     lanes = of_these(group, machine, where)
-    parts = [machine.local.load(lanes, first + at, size) for at, size in _pieces(item.nbytes)]
-    return np.concatenate(parts, axis=1)
+    places = [(first + at, size) for at, size in _pieces(item.nbytes)]
+    parts = [machine.local.load(lanes, at, size) for at, size in places]
+    unknown = [machine.local.unknown(lanes, at, size) for at, size in places]
+    return Loaded(np.concatenate(parts, axis=1), np.stack(unknown, axis=1))
 
 
-def store_scratch(group: Group, machine: Machine, where: Mask, first: Lanes, values: Bytes) -> None:
-    """What lanes in a mask write: [T, nbytes]."""
+def store_scratch(group: Group, machine: Machine, where: Mask, first: Lanes, data: Data) -> None:
+    """What lanes in a mask write. Compilers spill registers that were never written."""
     lanes = of_these(group, machine, where)
-    for at, size in _pieces(values.shape[1]):
-        machine.local.store(lanes, first + at, values[:, at : at + size])
+    values, unknown = data.traced()
+    assert unknown is not None
+    for n, (at, size) in enumerate(_pieces(values.shape[1])):
+        machine.local.store(lanes, first + at, values[:, at : at + size], unknown[:, n])
 
 
 def _pieces(nbytes: int) -> list[tuple[int, int]]:
