@@ -93,7 +93,7 @@ class Norms(ABC):
             weight: [*normalized_shape], or [G, *normalized_shape]: G sets, of which row r takes
                 ``(r // rows_per_set) % G``. None means ones.
             bias: As ``weight``, with as many sets; None means zeros.
-            eps: Added to the biased variance; finite.
+            eps: Added to the biased variance: 0, or neither 0 nor infinite in the type of sums.
             residual: As ``input``, of any element type that mixes with it; None means none.
             weight_offset: Added to the weight, in the type of sums: 1.0 for Gemma's ``1 + weight``.
             output_dtype: The element type of the output: "f32", "f16", "bf16", or a type of NumPy
@@ -152,8 +152,8 @@ class Norms(ABC):
             input: As `layer_norm`.
             normalized_shape: The trailing dimensions to normalize.
             weight: As `layer_norm`; None means ones.
-            eps: Added to the mean of the squares; finite. None means the machine epsilon of f32, or
-                of f64 for f64 data, as PyTorch has it.
+            eps: Added to the mean of the squares, as `layer_norm`. None means the machine epsilon
+                of f32, or of f64 for f64 data, as PyTorch has it.
             bias: As ``weight``, with as many sets; None means none. ATen's op has none.
             residual: As `layer_norm`.
             weight_offset: As `layer_norm`.
@@ -209,8 +209,8 @@ class Norms(ABC):
         bf16 (``ml_dtypes.bfloat16``) and f64; f64 does not mix with the others. Sums are in f32
         (f64 for f64). The formula is in ``ir/README.md``.
 
-        The first call for a spec and device compiles it (about a second) and keeps the module in an
-        on-disk cache, ``$IREE_LNBWD_CACHE``.
+        The first call for a spec and device compiles it (about half a second) and keeps the module
+        in an on-disk cache, ``$IREE_LNBWD_CACHE``.
 
         Arrays may be NumPy's, PyTorch's, or any that support DLPack, all of one kind and in one
         place. `iree_lnbwd.Norm` says how calls on a GPU are ordered.
@@ -239,7 +239,7 @@ class Norms(ABC):
                 ``grad_bias``. With ``output``, its values matter too; None means zeros.
             output_mask: Which of the three gradients to compute, or of the four with a gate; None
                 means all.
-            eps: Used if the statistics are recomputed; finite.
+            eps: Used if the statistics are recomputed, as `layer_norm`.
             grad_residual: As ``input``: the gradient that reached ``residual_output`` past the
                 norm. It is added to ``grad_input`` before that is rounded. None means none.
             output: As ``input``: what the forward returned, in its place. ``grad_input`` has its

@@ -5,7 +5,8 @@
 
 They work under ``jit``, ``grad``, ``vmap``, ``pmap``, ``shard_map`` and on arrays whose rows are
 sharded. On NVIDIA GPUs this package's kernels run, on XLA's stream, forward and backward. On the
-CPU its modules compute large norms in XLA's own memory. Elsewhere XLA compiles the same formulas.
+CPU, where JAX has no GPU, its modules compute norms of every size in XLA's own memory. Elsewhere
+XLA compiles the same formulas.
 """
 
 from iree_lnbwd.jax.functions import (

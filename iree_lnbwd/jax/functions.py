@@ -41,8 +41,9 @@ def layer_norm(
 
     On NVIDIA GPUs both directions are kernels of this package, on XLA's stream, without a copy. On
     the CPU they are its modules, on XLA's threads, in XLA's own memory. The first call for a row
-    length, element types and a device compiles a module. This takes about a second and is logged;
-    the module is kept on disk. Else, and for more than 2**31 rows, XLA compiles the same formulas.
+    length, element types and a device compiles a module. This takes about half a second and is
+    logged; the module is kept on disk. Elsewhere, and for more rows than a module takes
+    (2**31 - 2**20), XLA compiles the same formulas.
 
     Under ``vmap`` the batch counts as rows; XLA computes what has parameters, or their gradients,
     for each of the batch. Gradients can be differentiated again, and XLA computes that, too.

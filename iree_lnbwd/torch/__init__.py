@@ -9,12 +9,14 @@ what is around a norm into its kernel; ``use_inductor_pass(False)`` switches it 
 a model compute here. ``add_layer_norm`` and ``add_rms_norm``, and the modules ``AddLayerNorm`` and
 ``AddRMSNorm``, normalize the sum of two tensors and return that sum, too. ``gated_layer_norm``,
 ``gated_rms_norm``, ``GatedLayerNorm`` and ``GatedRMSNorm`` have a gate, after or before the norm.
+``modulated_layer_norm`` and ``modulated_rms_norm`` have a scale and a shift for each sample.
+``specs`` says which modules a model's norms need, and ``warmup`` loads them ahead.
 
 All directions are operators of PyTorch's dispatcher, ``torch.ops.iree_lnbwd``. They are registered
 with ``torch.library.Library`` and a ``torch.autograd.Function``. ``torch.compile`` and
 ``torch.export`` can see through operators that are registered in this way, and it takes the least
-time in a call. A first call replaces all of them by those in C++, if these can be compiled:
-``native``.
+time in a call. A first call replaces all of them by those in C++, if these are there or can be
+compiled: ``native``.
 """
 
 from iree_lnbwd.torch import operators  # noqa: F401  (registers them)

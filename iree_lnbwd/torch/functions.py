@@ -39,14 +39,15 @@ def layer_norm(
 
     The forward is PyTorch's own, so the output has its bits; the backward is this package's. The
     first backward for a row length, element types and a device compiles a module. This takes about
-    a second and is logged; the module is kept on disk, or a warning says why it is not. `warmup`
-    compiles it ahead of time. Where no module can be had, as without a compiler, PyTorch's
+    half a second and is logged; the module is kept on disk, or a warning says why it is not.
+    `warmup` compiles it ahead of time. Where no module can be had, as without a compiler, PyTorch's
     operators compute the same formula, which is logged once.
 
     PyTorch's own operators compute the gradients if they are themselves to be differentiated
     (``create_graph=True``), and under the transforms of ``torch.func``.
 
-    The first use compiles the operators in C++, too (see ``native.load``).
+    The first use compiles the operators in C++, too, where no release's wheel has them (see
+    ``native.load``).
 
     Args:
         input: [..., *normalized_shape], on the CPU or a GPU; f32, f16, bf16 or f64. Any strides:

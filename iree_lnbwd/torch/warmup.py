@@ -72,8 +72,8 @@ def warmup(
         device: Device of the inputs; None takes that of the weights. A norm without a weight takes
             the type and the device of the model's first parameter, or PyTorch's defaults.
         tune: Find the fastest schedules first, as `iree_lnbwd.tune`, for norms on a GPU that were
-            not tuned there before. This takes less than a minute for each module, once for a user
-            and a kind of GPU.
+            not tuned there before. This compiles and times up to 48 schedules of each module, once
+            for a user and a kind of GPU.
 
     Raises:
         TypeError, ValueError: Naming the argument; also with ``tune``, if a norm is on no GPU, and
