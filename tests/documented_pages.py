@@ -11,7 +11,7 @@
 
 In what is printed, ``...`` stands for anything, on a line of its own for any lines. Numbers with a
 decimal point are measured, so any other such number is as good. The width of columns and rules does
-not count.
+not count, nor does what a command says meanwhile where it takes seconds.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ _FENCE = re.compile(
 )
 _NUMBER = r"\d+\.\d+(?:e[-+]\d+)?"
 _VARIES = re.compile(rf"(\.\.\.|{_NUMBER})")
+_MEANWHILE = re.compile(r"^iree-lnbwd: emulating .*\n", re.MULTILINE)
 
 
 class PageError(Exception):
@@ -140,7 +141,7 @@ def expect_printed(expected: str, printed: str) -> None:
         PageError: They differ.
     """
     pattern = "".join(_pattern(line) for line in _plain(expected).splitlines())
-    if not re.fullmatch(pattern, _plain(printed)):
+    if not re.fullmatch(pattern, _plain(_MEANWHILE.sub("", printed))):
         raise PageError(f"expected\n{expected}\ngot\n{printed}")
 
 

@@ -93,6 +93,7 @@ def test_blocks_run_in_order_with_the_same_names(tmp_path: Path) -> None:
         ("1.2e-07 ok", "3.45e-10 ok"),
         ("a\n...\nd", "a\nb\nc\nd\n"),
         ("x ... z", "x y z"),
+        ("a\nb", "a\niree-lnbwd: emulating rows: 5 workgroups of 64 threads\nb"),
     ],
 )
 def test_what_varies_is_not_compared(expected: str, printed: str) -> None:
