@@ -17,6 +17,7 @@ from torch_support import TORCH_DTYPES, Operands, assert_right, random_operands,
 
 from iree_lnbwd import LayerNormGrads, NormSpec
 from iree_lnbwd.torch import layer_norm
+from iree_lnbwd.torch.operator_table import PYTORCHS_LAYER_NORM
 
 F32 = NormSpec((24,))
 
@@ -321,3 +322,21 @@ def test_refuses_what_is_no_tensor() -> None:
     for parameters in ((), (torch.ones(8), torch.ones(8, requires_grad=True))):
         with pytest.raises(TypeError, match=r"^input: expected a tensor, got None"):
             layer_norm(None, 8, *parameters)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_unusual_tensors_have_no_output_alone() -> None:
+    """Callers have more to decide then: sets of weights, other types, errors with names."""
+    x, (weight, bias) = torch.randn(4, 8), torch.randn(2, 8)
+    assert PYTORCHS_LAYER_NORM.output_alone(x, weight, bias, 8, 1e-5) is not None
+    for unusual in (
+        (x, weight.expand(4, 8), bias),
+        (x, weight, bias.expand(4, 8)),
+        (x, weight[0], bias),
+        (x, weight.bfloat16(), bias),
+        (x, None, bias.double()),
+        (x.to_sparse(), weight, bias),
+        (torch.nested.nested_tensor([x, x]), weight, bias),
+        tuple(each.to("meta") for each in (x, weight, bias)),
+    ):
+        assert PYTORCHS_LAYER_NORM.output_alone(*unusual, 8, 1e-5) is None
