@@ -78,10 +78,9 @@ def found(kernel: str, spec: NormSpec, launch: PlannedLaunch, *, on_gpu: bool) -
         lines = [f"{indent}%{name}_memory = {subspan} : !{element}_memory{size}"]
         inner = outer = "%c0"  # of one in place of an operand that the spec lacks
         if operand.symbol in there:
-            for number, field in zip(
-                strides_of(there[operand.symbol]), RowStrides._fields, strict=True
-            ):
-                each = layouts.multiple(spec, operand) if on_gpu else 1
+            given = spec.family.named(there[operand.symbol])  # an output has a type of its own
+            each = layouts.multiple(spec, given) if on_gpu else 1
+            for number, field in zip(strides_of(given.name), RowStrides._fields, strict=True):
                 lines += loaded(indent, f"{name}_{field}", number, each)
             inner, outer = f"%{name}_inner", f"%{name}_outer"
         lines.append(

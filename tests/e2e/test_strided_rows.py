@@ -377,6 +377,7 @@ EMULATED = [
     spec_of("layer_norm", 20001, "bf16", strided_rows=True),
     spec_of("rms_norm", 128, "bf16", gate="before", strided_rows=True),
     spec_of("rms_norm", 128, "bf16", weight_sets=True, strided_rows=True),
+    spec_of("rms_norm", 256, "f32", output_dtype="f16", strided_rows=True),
     spec_of("layer_norm_backward", 64, "f32", strided_rows=True),
     spec_of("layer_norm_backward", 300, "bf16", residual_dtype="f32", strided_rows=True),
     spec_of("layer_norm_backward", 1, "f64", strided_rows=True),
@@ -408,6 +409,22 @@ def test_on_emulated_gpus(spec: NormSpec, target: str, few: bool) -> None:
     if few:
         call = matrix.adversarial_call(spec, rng)
         assert_right(emulated.run(call), call)
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_strides_of_an_output_are_counted_in_its_own_type(dtype: str, target: str) -> None:
+    """Four f32 are an access; of x, eight elements are."""
+    spec = spec_of("layer_norm", 64, dtype, output_dtype="f32", strided_rows=True)
+    emulated = EmulatedNorm(built(spec, find_target(target))[0])
+    rng, tried = random_generator(), 0
+    call = matrix.random_call(spec, 5, rng)
+    while tried < 3:
+        apart = scattered(call, rng)
+        assert apart.strides is not None
+        if any(stride % 8 for stride in apart.strides.of("output")):
+            assert_right(emulated.run(apart), call)
+            tried += 1
 
 
 @pytest.mark.drawn
