@@ -377,19 +377,13 @@ class WithAutograd final : public c10::OperatorKernel {
   const Norm& norm_;
 };
 
-// A norm's output alone: by the norm's kernel if nothing is between, else by its operator. None if the
-// tensors are not the usual ones, of which callers in Python have more to decide (`operators.py`).
+// A norm's output alone: by the norm's kernel if nothing is between, else by its operator.
 class Output final : public c10::OperatorKernel {
  public:
   explicit Output(int64_t number) : number_(number), norm_(*norms()[number]) {}
 
   void operator()(const OperatorHandle&, DispatchKeySet, Stack* stack) {
     const Taken taken(norm_, *stack);
-    if (!are_usual(taken)) {
-      torch::jit::drop(*stack, taken.count);
-      stack->emplace_back();
-      return;
-    }
     const DispatchKey first = first_key(taken.tensors);
     if (first == DispatchKey::AutogradCPU || first == DispatchKey::AutogradCUDA) {
       with_autograd(number_, norm_, taken, stack);
@@ -400,16 +394,6 @@ class Output final : public c10::OperatorKernel {
   }
 
  private:
-  bool are_usual(const Taken& taken) const {
-    const Tensor& input = *taken.tensors[norm_.op.data];
-    const auto is_usual = [&](int argument) {
-      const Tensor* vector = taken.tensors[argument];
-      return !vector || (vector->scalar_type() == input.scalar_type() && vector->dim() == 1);
-    };
-    return (input.is_cpu() || input.is_cuda()) && input.layout() == at::kStrided &&
-           !input.is_nested() && is_usual(norm_.op.weight) && is_usual(norm_.op.bias);
-  }
-
   const int64_t number_;
   const Norm& norm_;
 };

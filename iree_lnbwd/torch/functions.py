@@ -82,20 +82,18 @@ def layer_norm(
     Raises:
         TypeError, ValueError, RuntimeError: Naming the tensor, what came and what was expected.
     """
-    alone: Tensor | None
-    columns = _columns(normalized_shape, input, weight_offset, output_dtype, rows_per_set)
+    alone: Tensor
+    columns = _columns(normalized_shape, input, weight, weight_offset, output_dtype, rows_per_set)
     if columns and own_forward is False and memory_efficient is False and not weight_offset:
         alone = PYTORCHS_LAYER_NORM.output_alone(input, weight, bias, columns, eps)
-        if alone is not None:
-            return alone
+        return alone
     check_flag("own_forward", own_forward)
     check_flag("memory_efficient", memory_efficient)
     if columns:
         alone = OWN_LAYER_NORM.output_alone(
             input, weight, bias, columns, eps, weight_offset, memory_efficient, None
         )
-        if alone is not None:
-            return alone
+        return alone
     tensors = {"input": input, "weight": weight, "bias": bias}
     own = _output_dtype(output_dtype, input, memory_efficient)
     options = (eps, weight_offset, memory_efficient, own)
@@ -144,13 +142,12 @@ def rms_norm(
         TypeError, ValueError, RuntimeError: Naming the tensor, what came and what was expected.
     """
     check_flag("memory_efficient", memory_efficient)
-    columns = _columns(normalized_shape, input, weight_offset, output_dtype, rows_per_set)
+    columns = _columns(normalized_shape, input, weight, weight_offset, output_dtype, rows_per_set)
     if columns:
-        alone: Tensor | None = OWN_RMS_NORM.output_alone(
+        alone: Tensor = OWN_RMS_NORM.output_alone(
             input, weight, bias, columns, eps, weight_offset, memory_efficient, None
         )
-        if alone is not None:
-            return alone
+        return alone
     tensors = {"input": input, "weight": weight, "bias": bias}
     own = _output_dtype(output_dtype, input, memory_efficient)
     options = (eps, weight_offset, memory_efficient, own)
@@ -266,6 +263,7 @@ def add_rms_norm(
 def _columns(
     dims: object,
     input: object,
+    weight: Any,
     weight_offset: object,
     output_dtype: object,
     rows_per_set: object,
@@ -283,6 +281,7 @@ def _columns(
         and type(rows_per_set) is int
         and rows_per_set == 1
         and type(weight_offset) is float
+        and (weight is None or getattr(weight, "ndim", None) == 1)
         and not is_dynamo_compiling()  # compilers look for the norm's operator
     ):
         return columns

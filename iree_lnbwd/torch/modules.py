@@ -143,6 +143,7 @@ class LayerNorm(_WithHeads, nn.LayerNorm):
             weight = parameters.get("weight")
             if (
                 weight is not None
+                and weight.ndim == 1
                 and len(shape) == 1
                 and "bias" in parameters
                 and "heads" not in own
@@ -151,11 +152,10 @@ class LayerNorm(_WithHeads, nn.LayerNorm):
                 and own.get("weight_offset") == 0.0
                 and own.get("output_dtype") is None
             ):
-                output: Tensor | None = PYTORCHS_LAYER_NORM.output_alone(
+                output: Tensor = PYTORCHS_LAYER_NORM.output_alone(
                     input, weight, parameters["bias"], shape[0], own["eps"]
                 )
-                if output is not None:
-                    return output
+                return output
         if self.heads is not None:
             self._check_heads(input)
         return layer_norm(

@@ -145,9 +145,9 @@ class Norm:
         return _schema(self.name + suffix, self.arguments, self._options(), self.results)
 
     def output_schema(self) -> str:
-        """Of the operator that returns the output alone, over the last dimension; or None."""
+        """Of the operator that returns the output alone, over the last dimension."""
         name = self.name + OUTPUT
-        return _schema(name, self.arguments, self._options(), ("output",), "int[1]", "Tensor?")
+        return _schema(name, self.arguments, self._options(), ("output",), "int[1]")
 
     def _options(self) -> str:
         options = _eps(self.op)
@@ -162,11 +162,7 @@ class Norm:
 
     @functools.cached_property
     def output_alone(self) -> Any:
-        """What the operator that returns the output alone calls, and nothing else.
-
-        It returns None if the tensors are not the usual ones: of another layout or device, with a
-        weight or a bias of another element type than the input's or of more than one dimension.
-        """
+        """What the operator that returns the output alone calls, and nothing else."""
         return operator(self.name + OUTPUT)._op
 
     @property
@@ -190,13 +186,12 @@ def _schema(
     options: str,
     results: Sequence[str],
     dims: str = "SymInt[]",
-    result: str = "Tensor",
 ) -> str:
     # No defaults, because PyTorch omits arguments with their default value from a call.
     tensors = ", ".join(
         f"Tensor{'' if a.when is When.ALWAYS or a is RESIDUAL else '?'} {a.name}" for a in arguments
     )
-    returned = ", ".join(result for _ in results)
+    returned = ", ".join("Tensor" for _ in results)
     return f"{name}({tensors}, {dims} normalized_shape, {options}) -> ({returned})"
 
 

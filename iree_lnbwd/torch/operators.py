@@ -99,21 +99,10 @@ def _register_gradients(gradients: Gradients) -> None:
 
 
 def _register_output(norm: Norm) -> None:
-    """A norm's output alone: by the norm, for all that tells operators apart.
+    """A norm's output alone: by the norm, for all that tells operators apart."""
 
-    It is None if the tensors are not the usual ones, of which callers have more to decide.
-    """
-
-    def output(input: Tensor, *arguments: Any) -> Tensor | None:
-        vectors = arguments[: len(norm.arguments) - 1]
-        if not (
-            (input.is_cpu or input.is_cuda)
-            and input.layout is torch.strided
-            and not input.is_nested
-            and all(v is None or (v.dtype is input.dtype and v.dim() == 1) for v in vectors)
-        ):
-            return None
-        found: Tensor = norm.operator(input, *arguments)[0]
+    def output(*arguments: Any) -> Tensor:
+        found: Tensor = norm.operator(*arguments)[0]
         return found
 
     _library.define(norm.output_schema(), tags=_TAGS)

@@ -13,11 +13,11 @@ from support import assert_same_bits, random_generator
 pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch_support import TORCH_DTYPES, Operands, assert_right, random_operands, to_array
 
 from iree_lnbwd import LayerNormGrads, NormSpec
-from iree_lnbwd.torch import layer_norm
-from iree_lnbwd.torch.operator_table import PYTORCHS_LAYER_NORM
+from iree_lnbwd.torch import LayerNorm, layer_norm
 
 F32 = NormSpec((24,))
 
@@ -324,19 +324,16 @@ def test_refuses_what_is_no_tensor() -> None:
             layer_norm(None, 8, *parameters)
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_unusual_tensors_have_no_output_alone() -> None:
-    """Callers have more to decide then: sets of weights, other types, errors with names."""
-    x, (weight, bias) = torch.randn(4, 8), torch.randn(2, 8)
-    assert PYTORCHS_LAYER_NORM.output_alone(x, weight, bias, 8, 1e-5) is not None
-    for unusual in (
-        (x, weight.expand(4, 8), bias),
-        (x, weight, bias.expand(4, 8)),
-        (x, weight[0], bias),
-        (x, weight.bfloat16(), bias),
-        (x, None, bias.double()),
-        (x.to_sparse(), weight, bias),
-        (torch.nested.nested_tensor([x, x]), weight, bias),
-        tuple(each.to("meta") for each in (x, weight, bias)),
-    ):
-        assert PYTORCHS_LAYER_NORM.output_alone(*unusual, 8, 1e-5) is None
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16])
+def test_what_a_graph_keeps_of_a_call_takes_other_element_types(weight_dtype: torch.dtype) -> None:
+    """A graph has what one call came to, and nothing that decides again."""
+    x, norm = torch.randn(4, 8), LayerNorm(8)
+    norm.weight = torch.nn.Parameter(torch.randn(8).to(weight_dtype))
+    with torch.no_grad():
+        traced = torch.jit.trace(norm, (x,))
+        captured = make_fx(lambda x: norm(x), pre_dispatch=True)(x)
+        for given in (x, x.bfloat16(), x.expand(2, 4, 8)):
+            expected = norm(given)
+            assert torch.equal(traced(given), expected)
+            assert torch.equal(captured(given), expected)

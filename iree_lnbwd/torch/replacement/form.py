@@ -329,7 +329,13 @@ class Form:
         if type(input) is not Tensor:
             return None
         dtype = input.dtype
-        if dtype not in self.usual or (self.ranks is not None and input.dim() not in self.ranks):
+        if (
+            dtype not in self.usual
+            or not (input.is_cpu or input.is_cuda)
+            or input.layout is not torch.strided
+            or input.is_nested
+            or (self.ranks is not None and input.dim() not in self.ranks)
+        ):
             return None
         is_compiling = torch.compiler.is_dynamo_compiling()
         if is_compiling:
@@ -350,19 +356,15 @@ class Form:
             rank = len(self.normalized_shape)
         if dims is None or (weight is None and self.weight_name is not None):
             return None
-        eps: Any = self.eps if self.eps_name is None else getattr(module, self.eps_name)
-        output: Tensor | None
-        if rank == len(dims) == 1 and not is_compiling and not self.has_own_forward:
-            output = PYTORCHS_LAYER_NORM.output_alone(input, weight, bias, dims[0], eps)
-            return output
-        if not (input.is_cpu or input.is_cuda):
-            return None
-        if input.layout is not torch.strided or input.is_nested:
-            return None
         if weight is not None and (weight.dtype is not dtype or weight.dim() != rank):
             return None
         if bias is not None and (bias.dtype is not dtype or bias.dim() != rank):
             return None
+        eps: Any = self.eps if self.eps_name is None else getattr(module, self.eps_name)
+        output: Tensor
+        if rank == 1 and not is_compiling and not self.has_own_forward:
+            output = PYTORCHS_LAYER_NORM.output_alone(input, weight, bias, dims[0], eps)
+            return output
         ours = torch.ops.iree_lnbwd
         options: tuple[Any, ...] = ()
         if not self.has_own_forward:
