@@ -25,6 +25,7 @@
 //                  them: each has a part of the columns. Their sums go through each other's shared memory (NVIDIA since
 //                  sm_90), or through global memory, and take a while. So a schedule may send those of the next row
 //                  before it receives those of this one, and compute this row's dx then: a deferred reduction (#defers).
+//   more.mlir      when other gradients of the output, or a gate, are loaded
 //   partial_rows/  how a workgroup's groups store their sums of columns as one row
 
 // What a NormSpec and a Schedule decide. These lines are replaced; the rest changes only by the rules
@@ -50,7 +51,7 @@
 #centres = true  // false for RMS normalization: the mean is not subtracted
 #sums_dbeta = true  // there is a dbeta
 #adds_residual = false  // a gradient that came back past the norm is added to dx
-#has_dy2 = false  // the output has a second gradient, which is added to dy
+#has_more = false  // the output has a second gradient, which is added to dy; or there is a gate
 #has_dy3 = false
 #has_dy4 = false
 #wants_dx = true  // the caller asks for dx
@@ -76,7 +77,9 @@
 !residual_chunk = vector<8x!residual>
 !z_chunk = vector<8x!z>
 !chunk = vector<8x!acc>
-!more_dy_held = memref<3x1x!dy_chunk, #gpu.address_space<private>>  // likewise: of the other gradients
+!more_lines = memref<?x4096x!dy, #hal.descriptor_type<storage_buffer>>  // of dy2; of z, if there is a gate
+!more_chunk = vector<8x!dy>
+!more_dy_held = memref<3x1x!more_chunk, #gpu.address_space<private>>  // likewise: of the other gradients
 !x_held = memref<1x!x_chunk, #gpu.address_space<private>>
 !gamma_held = memref<1x!gamma_chunk, #gpu.address_space<private>>
 !residual_held = memref<1x!residual_chunk, #gpu.address_space<private>>
@@ -84,7 +87,7 @@
 !held = memref<1x!chunk, #gpu.address_space<private>>
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
 !thread = vector<9xindex>  // its numbers: parts/thread.mlir
-!begin = vector<3xindex>  // of a row: its slot, and where in it dy and x begin
+!begin = vector<4xindex>  // of a row: its slot, where in it dy and x begin, and its number
 !rows_ahead = vector<2xindex>  // the row that is fetched, and the next one
 !are_live = vector<2xi1>  // whether they are there
 !statistics = vector<3x!acc>  // of a row: mean, rstd, and -0.0 (@row_zero)
@@ -152,13 +155,14 @@ hal.executable.source private @rows {
     func.func private @fetch_first_chunk(index, !thread, index, !dy_lines, !x_lines, !dy_room, !x_room)
     func.func private @complete_chunk(index, !thread, !gamma_row, !beta_row, !gamma_held, !weight_room, !bias_room, !inverse_room)
     func.func private @ready_for_sums(!mbarriers, !thread)
-    func.func private @load_more(!dy_lines, !dy_lines, !dy_lines, i32, i32, !thread, !more_dy_held)
+    func.func private @load_more_late(!more_lines, !dy_lines, !dy_lines, index, i1, index, !thread, !more_dy_held)
+    func.func private @load_more(!more_lines, !dy_lines, !dy_lines, i32, i32, !thread, !more_dy_held)
     func.func private @await_first_copies()
     func.func private @slot_in_use(index) -> index
     func.func private @row_zero(i32) -> !acc
     func.func private @row_begin(i32, index, !thread) -> !begin
     func.func private @await_row(!thread, i32, i32, !begin, i32, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers)
-    func.func private @row_shares(!thread, !begin, !statistics, i1, !dy_room, !x_room, !more_dy_held, !weight_room, !bias_room, !inverse_room) -> (!chunk, !chunk)
+    func.func private @row_shares(!thread, !begin, !statistics, !more_lines, !dy_lines, !dy_lines, !dy_room, !x_room, !more_dy_held, !weight_room, !bias_room, !inverse_room) -> (!chunk, !chunk)
     func.func private @subgroup_sums(!chunk, !chunk) -> (!acc, !acc)
     func.func private @send_sums(!exchange, !mbarriers, !posted, index, i32, !thread, i1, !acc, !acc)
     func.func private @slot_after(index) -> index
@@ -195,7 +199,6 @@ hal.executable.source private @rows {
     // with copies: func.func private @store_copy(!copy_lines, index, index, index, i1, !x_chunk)
     // with copies: func.func private @store_copy_edge(!copy_lines, index, index, index, index, index, i1, !x_chunk)
     // With a gate:
-    func.func private @load_gate(!z_lines, i32, i32, !thread, !more_dy_held)
     func.func private @gate_gradients(index, !thread, !begin, i1, !chunk, !chunk, !dy_room, !x_room, !more_dy_held, !weight_room, !bias_room) -> (!chunk, !chunk)
     func.func private @round_of_z(!chunk) -> !z_chunk
     func.func private @settled_of_z(!z_chunk) -> !z_chunk
@@ -227,13 +230,13 @@ hal.executable.source private @rows {
       %loads_twice = func.call @loads_twice() : () -> i1
       %residual_late = arith.andi %adds_residual, %loads_twice : i1
       %residual_early = arith.xori %adds_residual, %residual_late : i1
-      %has_dy2 = arith.constant #has_dy2
       %has_dy3 = arith.constant #has_dy3
       %has_dy4 = arith.constant #has_dy4
       %shifted = func.call @shifted() : () -> i1
       %one_group = func.call @one_group() : () -> i1
       %shares_subgroup = func.call @shares_subgroup() : () -> i1
       %yes = arith.constant true
+      %has_more = arith.constant #has_more
       %first_time = arith.constant false
       %zero_i32 = arith.constant 0 : i32
       %lanes_i32 = func.call @subgroup_i32() : () -> i32
@@ -266,11 +269,11 @@ hal.executable.source private @rows {
       %dresidual = hal.interface.binding.subspan layout(#rows_layout) binding(5) alignment(64) offset(%c0) : !residual_lines{%lines}
       %beta = hal.interface.binding.subspan layout(#rows_layout) binding(6) alignment(64) offset(%c0) flags(ReadOnly) : !beta_row  // without sets
       // with sets: %beta = hal.interface.binding.subspan layout(#rows_layout) binding(6) alignment(64) offset(%beta_at) flags(ReadOnly) : !beta_row
-      %dy2 = hal.interface.binding.subspan layout(#rows_layout) binding(7) alignment(64) offset(%c0) : !dy_lines{%lines}
+      %more = hal.interface.binding.subspan layout(#rows_layout) binding(7) alignment(64) offset(%c0) : !more_lines{%lines}
       %dy3 = hal.interface.binding.subspan layout(#rows_layout) binding(8) alignment(64) offset(%c0) : !dy_lines{%lines}
       %dy4 = hal.interface.binding.subspan layout(#rows_layout) binding(9) alignment(64) offset(%c0) : !dy_lines{%lines}
       // With a gate:
-      %z = hal.interface.binding.subspan layout(#rows_layout) binding(10) alignment(64) offset(%c0) : !z_lines{%lines}
+      %more_gated = hal.interface.binding.subspan layout(#rows_layout) binding(10) alignment(64) offset(%c0) : !more_lines{%lines}
       %dz = hal.interface.binding.subspan layout(#rows_layout) binding(14) alignment(64) offset(%c0) : !z_lines{%lines}
       %wants_dz = arith.constant #wants_dz
       // End of the gate.
@@ -395,14 +398,9 @@ hal.executable.source private @rows {
 
         func.call @ready_for_sums(%mbarriers, %thread) : (!mbarriers, !thread) -> ()
 
-        scf.if %has_dy2 {
-          func.call @load_more(%dy2, %dy3, %dy4, %first, %last, %thread, %more_held)
-              : (!dy_lines, !dy_lines, !dy_lines, i32, i32, !thread, !more_dy_held) -> ()
-        }
+        func.call @load_more(%more, %dy3, %dy4, %first, %last, %thread, %more_held)
+            : (!more_lines, !dy_lines, !dy_lines, i32, i32, !thread, !more_dy_held) -> ()
 
-        // With a gate:
-        func.call @load_gate(%z, %first, %last, %thread, %more_held) : (!z_lines, i32, i32, !thread, !more_dy_held) -> ()
-        // End of the gate.
         // Each step uses one row and fetches a later one, #ahead_i32 steps ahead. Groups do not wait for
         // other groups: each has a barrier of its own.
         %stride_ahead = arith.muli %ahead_i32, %stride : i32
@@ -419,8 +417,8 @@ hal.executable.source private @rows {
             func.call @await_row(%thread, %subgroup_first, %last, %where, %zero_i32, %dy, %x, %dy_rows, %x_rows, %mbarriers)
                 : (!thread, i32, i32, !begin, i32, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers) -> ()
             %statistics = vector.from_elements %mean_first, %rstd_first, %row_zero : !statistics
-            %first_h, %first_hx = func.call @row_shares(%thread, %where, %statistics, %yes, %dy_rows, %x_rows, %more_held, %weight, %bias, %inverse)
-                : (!thread, !begin, !statistics, i1, !dy_room, !x_room, !more_dy_held, !weight_room, !bias_room, !inverse_room) -> (!chunk, !chunk)
+            %first_h, %first_hx = func.call @row_shares(%thread, %where, %statistics, %more, %dy3, %dy4, %dy_rows, %x_rows, %more_held, %weight, %bias, %inverse)
+                : (!thread, !begin, !statistics, !more_lines, !dy_lines, !dy_lines, !dy_room, !x_room, !more_dy_held, !weight_room, !bias_room, !inverse_room) -> (!chunk, !chunk)
             %warp_h, %warp_hx = func.call @subgroup_sums(%first_h, %first_hx) : (!chunk, !chunk) -> (!acc, !acc)
             func.call @send_sums(%exchange, %mbarriers, %posted, %c0, %subgroup_first, %thread, %leads, %warp_h, %warp_hx)
                 : (!exchange, !mbarriers, !posted, index, i32, !thread, i1, !acc, !acc) -> ()
@@ -474,14 +472,9 @@ hal.executable.source private @rows {
           %mean_loaded = memref.load %mean[%row_loaded_index] : !acc_column
           %rstd_loaded = memref.load %rstd[%row_loaded_index] : !acc_column
 
-          scf.if %has_dy2 {
-            func.call @load_more(%dy2, %dy3, %dy4, %row_next, %last, %thread, %more_next)
-                : (!dy_lines, !dy_lines, !dy_lines, i32, i32, !thread, !more_dy_held) -> ()
-          }
+          func.call @load_more(%more, %dy3, %dy4, %row_next, %last, %thread, %more_next)
+              : (!more_lines, !dy_lines, !dy_lines, i32, i32, !thread, !more_dy_held) -> ()
 
-          // With a gate:
-          func.call @load_gate(%z, %row_next, %last, %thread, %more_next) : (!z_lines, i32, i32, !thread, !more_dy_held) -> ()
-          // End of the gate.
           %row_zero = func.call @row_zero(%row) : (i32) -> !acc
           %row_index = arith.index_castui %row : i32 to index
           scf.if %residual_early {
@@ -503,8 +496,8 @@ hal.executable.source private @rows {
               func.call @await_row(%thread, %row_next, %last, %where_then, %copies_next, %dy, %x, %dy_rows, %x_rows, %mbarriers)
                   : (!thread, i32, i32, !begin, i32, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers) -> ()
               %statistics_then = vector.from_elements %mean_then, %rstd_then, %row_zero_then : !statistics
-              %then_h, %then_hx = func.call @row_shares(%thread, %where_then, %statistics_then, %yes, %dy_rows, %x_rows, %more_held, %weight, %bias, %inverse)
-                  : (!thread, !begin, !statistics, i1, !dy_room, !x_room, !more_dy_held, !weight_room, !bias_room, !inverse_room) -> (!chunk, !chunk)
+              %then_h, %then_hx = func.call @row_shares(%thread, %where_then, %statistics_then, %more, %dy3, %dy4, %dy_rows, %x_rows, %more_held, %weight, %bias, %inverse)
+                  : (!thread, !begin, !statistics, !more_lines, !dy_lines, !dy_lines, !dy_room, !x_room, !more_dy_held, !weight_room, !bias_room, !inverse_room) -> (!chunk, !chunk)
               %warp_h, %warp_hx = func.call @subgroup_sums(%then_h, %then_hx) : (!chunk, !chunk) -> (!acc, !acc)
               func.call @send_sums(%exchange, %mbarriers, %posted, %buffer_then, %row_next, %thread, %leads, %warp_h, %warp_hx)
                   : (!exchange, !mbarriers, !posted, index, i32, !thread, i1, !acc, !acc) -> ()
@@ -517,6 +510,8 @@ hal.executable.source private @rows {
                 : (!thread, i32, i32, !begin, i32, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers) -> ()
             %share_h, %share_hx = scf.for %k = %c0 to %chunks step %c1
                 iter_args(%h_before = %minus_zeros, %hx_before = %minus_zeros) -> (!chunk, !chunk) {
+              func.call @load_more_late(%more, %dy3, %dy4, %row_index, %has_row, %k, %thread, %more_held)
+                  : (!more_lines, !dy_lines, !dy_lines, index, i1, index, !thread, !more_dy_held) -> ()
               %dya, %xhat, %h, %xa, %ga, %b = func.call @row_chunk(%k, %thread, %where, %statistics, %has_row, %first_time, %dy_rows, %x_rows, %more_held, %weight, %bias, %inverse)
                   : (index, !thread, !begin, !statistics, i1, i1, !dy_room, !x_room, !more_dy_held, !weight_room, !bias_room, !inverse_room)
                   -> (!chunk, !chunk, !chunk, !chunk, !chunk, !chunk)
@@ -544,6 +539,8 @@ hal.executable.source private @rows {
           scf.for %k = %c0 to %chunks step %c1 {
             %col, %inside = func.call @column(%k, %thread) : (index, !thread) -> (index, i1)
             %at = arith.addi %part, %col : index
+            func.call @load_more_late(%more, %dy3, %dy4, %row_index, %has_row, %k, %thread, %more_held)
+                : (!more_lines, !dy_lines, !dy_lines, index, i1, index, !thread, !more_dy_held) -> ()
             %dya, %xhat, %h = scf.if %rereads -> (!chunk, !chunk, !chunk) {
               %dya_again, %xhat_again, %h_again, %xa, %ga, %b = func.call @row_chunk(%k, %thread, %where, %statistics, %has_row, %yes, %dy_rows, %x_rows, %more_held, %weight, %bias, %inverse)
                   : (index, !thread, !begin, !statistics, i1, i1, !dy_room, !x_room, !more_dy_held, !weight_room, !bias_room, !inverse_room)
@@ -613,9 +610,9 @@ hal.executable.source private @rows {
             memref.store %dbeta_here, %dbeta_sums[%k] : !held
 
             func.call @take_next_chunk(%k, %dy_rows, %x_rows) : (index, !dy_room, !x_room) -> ()
-            scf.for %more = %c0 to %c3 step %c1 {
-              %more_fetched = memref.load %more_next[%more, %k] : !more_dy_held
-              memref.store %more_fetched, %more_held[%more, %k] : !more_dy_held
+            scf.for %which = %c0 to %c3 step %c1 {
+              %more_fetched = memref.load %more_next[%which, %k] : !more_dy_held
+              memref.store %more_fetched, %more_held[%which, %k] : !more_dy_held
             } {llvm.loop_annotation = #unrolled}
           } {llvm.loop_annotation = #unrolled}
 
@@ -675,8 +672,9 @@ hal.executable.source private @rows {
           memref.store %zero, %mean[%c0] : !acc_column
         }
         memref.store %zero, %rstd[%c0] : !acc_column
-        scf.if %has_dy2 {
-          vector.store %zero_dy, %dy2[%c0, %c0] : !dy_lines, !dy_chunk
+        scf.if %has_more {
+          %zero_more = arith.constant dense<0.0> : !more_chunk
+          vector.store %zero_more, %more[%c0, %c0] : !more_lines, !more_chunk
         }
         scf.if %has_dy3 {
           vector.store %zero_dy, %dy3[%c0, %c0] : !dy_lines, !dy_chunk
@@ -684,10 +682,6 @@ hal.executable.source private @rows {
         scf.if %has_dy4 {
           vector.store %zero_dy, %dy4[%c0, %c0] : !dy_lines, !dy_chunk
         }
-        // With a gate:
-        %zero_z = arith.constant dense<0.0> : !z_chunk
-        vector.store %zero_z, %z[%c0, %c0] : !z_lines, !z_chunk
-        // End of the gate.
         scf.if %adds_residual {
           %zero_residual = arith.constant dense<0.0> : !residual_chunk
           vector.store %zero_residual, %dresidual[%c0, %c0] : !residual_lines, !residual_chunk

@@ -1,5 +1,5 @@
-// A gate, in place of other gradients of the output: the same functions, and what only a gate has. A thread has its
-// chunks of this row of z in registers, and those of the next row on their way.
+// A gate, in place of other gradients of the output: the same functions, and what only a gate has. more.mlir says when it
+// is loaded.
 
 // What a NormSpec and a Schedule decide.
 !dy = bf16
@@ -9,25 +9,23 @@
 !z = bf16
 !acc = f32
 #vector = 8 : index
-#chunks = 1 : index
 #gates_first = false
 !dy_lines = memref<?x4096x!dy, #hal.descriptor_type<storage_buffer>>
-!z_lines = memref<?x4096x!z, #hal.descriptor_type<storage_buffer>>
+!more_lines = memref<?x4096x!z, #hal.descriptor_type<storage_buffer>>
 !dy_chunk = vector<8x!dy>
 !x_chunk = vector<8x!x>
 !z_chunk = vector<8x!z>
 !beta_chunk = vector<8x!beta>
 !chunk = vector<8x!acc>
 !more_dy_held = memref<3x1x!z_chunk, #gpu.address_space<private>>  // one is used
-#unrolled = #llvm.loop_annotation<unroll = <full = true>>
 !thread = vector<9xindex>
-!begin = vector<3xindex>
+!begin = vector<4xindex>
 !weight_room = memref<1x4096x!gamma, #gpu.address_space<workgroup>>
 !bias_room = memref<1x!beta_chunk, #gpu.address_space<private>>
 !dy_room = memref<3x1x4096x!dy, #gpu.address_space<workgroup>>
 !x_room = memref<3x1x4096x!x, #gpu.address_space<workgroup>>
 
-func.func private @load_cells_of_z(!z_lines, index, index, index, index, i1, index) -> !z_chunk
+func.func private @load_cells_of_z(!more_lines, index, index, index, index, i1, index) -> !z_chunk
 func.func private @my_part(!thread) -> index
 func.func private @my_shift(!thread) -> index
 func.func private @column(index, !thread) -> (index, i1)
@@ -49,30 +47,18 @@ func.func private @y(!chunk, !chunk, !chunk) -> !chunk
 func.func private @dz(!chunk, !chunk, !chunk) -> !chunk
 // End of what is replaced.
 
-// There are no other gradients.
-func.func private @load_more(%dy2: !dy_lines, %dy3: !dy_lines, %dy4: !dy_lines, %row: i32, %last: i32, %thread: !thread, %held: !more_dy_held) {
-  return
-}
-
-// A thread's chunks of a row of z. What is not of the row is zeros.
-func.func private @load_gate(%z: !z_lines, %row: i32, %last: i32, %thread: !thread, %held: !more_dy_held) {
+// Chunk k of a row of z. What is not of the row is zeros.
+func.func private @load_more_chunk(%z: !more_lines, %dy3: !dy_lines, %dy4: !dy_lines, %row: index, %has_row: i1, %k: index, %thread: !thread, %held: !more_dy_held) {
   %part = func.call @my_part(%thread) : (!thread) -> index
   %shift = func.call @my_shift(%thread) : (!thread) -> index
   %c0 = arith.constant 0 : index
-  %c1 = arith.constant 1 : index
-  %chunks = arith.constant #chunks
   %zeros = arith.constant dense<0.0> : !z_chunk
-  %live = arith.cmpi sle, %row, %last : i32
-  %row_in = arith.minsi %row, %last : i32
-  %row_index = arith.index_castui %row_in : i32 to index
-  scf.for %k = %c0 to %chunks step %c1 {
-    %col, %inside = func.call @column(%k, %thread) : (index, !thread) -> (index, i1)
-    %exists = arith.andi %inside, %live : i1
-    %read = func.call @load_cells_of_z(%z, %row_index, %k, %part, %col, %exists, %shift)
-        : (!z_lines, index, index, index, index, i1, index) -> !z_chunk
-    %own = arith.select %exists, %read, %zeros : !z_chunk
-    memref.store %own, %held[%c0, %k] : !more_dy_held
-  } {llvm.loop_annotation = #unrolled}
+  %col, %inside = func.call @column(%k, %thread) : (index, !thread) -> (index, i1)
+  %exists = arith.andi %inside, %has_row : i1
+  %read = func.call @load_cells_of_z(%z, %row, %k, %part, %col, %exists, %shift)
+      : (!more_lines, index, index, index, index, i1, index) -> !z_chunk
+  %own = arith.select %exists, %read, %zeros : !z_chunk
+  memref.store %own, %held[%c0, %k] : !more_dy_held
   return
 }
 

@@ -1,20 +1,18 @@
-// The other gradients of the output, which are added to dy. A thread has its chunks of this row in registers, and
-// those of the next row on their way.
+// The other gradients of the output, which are added to dy. more.mlir says when they are loaded.
 
 // What a NormSpec and a Schedule decide.
 !dy = bf16
 !acc = f32
 !dy_sum = bf16
-#chunks = 1 : index
 #has_dy2 = false
 #has_dy3 = false
 #has_dy4 = false
 !dy_lines = memref<?x4096x!dy, #hal.descriptor_type<storage_buffer>>
+!more_lines = memref<?x4096x!dy, #hal.descriptor_type<storage_buffer>>
 !dy_chunk = vector<8x!dy>
 !dy_sum_chunk = vector<8x!dy_sum>
 !chunk = vector<8x!acc>
 !more_dy_held = memref<3x1x!dy_chunk, #gpu.address_space<private>>
-#unrolled = #llvm.loop_annotation<unroll = <full = true>>
 !thread = vector<9xindex>
 
 func.func private @load_cells_of_dy(!dy_lines, index, index, index, index, i1, index) -> !dy_chunk
@@ -35,39 +33,33 @@ func.func private @load_dy(%more: !dy_lines, %row: index, %k: index, %part: inde
   return %own : !dy_chunk
 }
 
-// A thread's chunks of a row of all of them.
-func.func private @load_more(%dy2: !dy_lines, %dy3: !dy_lines, %dy4: !dy_lines, %row: i32, %last: i32, %thread: !thread, %more_held: !more_dy_held) {
+// Chunk k of a row of all of them.
+func.func private @load_more_chunk(%dy2: !more_lines, %dy3: !dy_lines, %dy4: !dy_lines, %row: index, %has_row: i1, %k: index, %thread: !thread, %more_held: !more_dy_held) {
   %part = func.call @my_part(%thread) : (!thread) -> index
   %shift = func.call @my_shift(%thread) : (!thread) -> index
   %c0 = arith.constant 0 : index
   %c1 = arith.constant 1 : index
   %c2 = arith.constant 2 : index
-  %chunks = arith.constant #chunks
   %has_dy2 = arith.constant #has_dy2
   %has_dy3 = arith.constant #has_dy3
   %has_dy4 = arith.constant #has_dy4
-  %live = arith.cmpi sle, %row, %last : i32
-  %row_in = arith.minsi %row, %last : i32
-  %row_index = arith.index_castui %row_in : i32 to index
-  scf.for %k = %c0 to %chunks step %c1 {
-    %col, %inside = func.call @column(%k, %thread) : (index, !thread) -> (index, i1)
-    %exists = arith.andi %inside, %live : i1
-    scf.if %has_dy2 {
-      %dy2_k = func.call @load_dy(%dy2, %row_index, %k, %part, %col, %exists, %shift)
-          : (!dy_lines, index, index, index, index, i1, index) -> !dy_chunk
-      memref.store %dy2_k, %more_held[%c0, %k] : !more_dy_held
-    }
-    scf.if %has_dy3 {
-      %dy3_k = func.call @load_dy(%dy3, %row_index, %k, %part, %col, %exists, %shift)
-          : (!dy_lines, index, index, index, index, i1, index) -> !dy_chunk
-      memref.store %dy3_k, %more_held[%c1, %k] : !more_dy_held
-    }
-    scf.if %has_dy4 {
-      %dy4_k = func.call @load_dy(%dy4, %row_index, %k, %part, %col, %exists, %shift)
-          : (!dy_lines, index, index, index, index, i1, index) -> !dy_chunk
-      memref.store %dy4_k, %more_held[%c2, %k] : !more_dy_held
-    }
-  } {llvm.loop_annotation = #unrolled}
+  %col, %inside = func.call @column(%k, %thread) : (index, !thread) -> (index, i1)
+  %exists = arith.andi %inside, %has_row : i1
+  scf.if %has_dy2 {
+    %dy2_k = func.call @load_dy(%dy2, %row, %k, %part, %col, %exists, %shift)
+        : (!dy_lines, index, index, index, index, i1, index) -> !dy_chunk
+    memref.store %dy2_k, %more_held[%c0, %k] : !more_dy_held
+  }
+  scf.if %has_dy3 {
+    %dy3_k = func.call @load_dy(%dy3, %row, %k, %part, %col, %exists, %shift)
+        : (!dy_lines, index, index, index, index, i1, index) -> !dy_chunk
+    memref.store %dy3_k, %more_held[%c1, %k] : !more_dy_held
+  }
+  scf.if %has_dy4 {
+    %dy4_k = func.call @load_dy(%dy4, %row, %k, %part, %col, %exists, %shift)
+        : (!dy_lines, index, index, index, index, i1, index) -> !dy_chunk
+    memref.store %dy4_k, %more_held[%c2, %k] : !more_dy_held
+  }
   return
 }
 

@@ -11,6 +11,8 @@
 #rereads = false
 #centres = true
 #from_output = false
+!dy_lines = memref<?x4096x!dy, #hal.descriptor_type<storage_buffer>>
+!more_lines = memref<?x4096x!dy, #hal.descriptor_type<storage_buffer>>
 !dy_chunk = vector<8x!dy>
 !x_chunk = vector<8x!x>
 !beta_chunk = vector<8x!beta>
@@ -18,7 +20,7 @@
 !more_dy_held = memref<3x1x!dy_chunk, #gpu.address_space<private>>
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
 !thread = vector<9xindex>
-!begin = vector<3xindex>
+!begin = vector<4xindex>
 !statistics = vector<3x!acc>
 !weight_room = memref<1x4096x!gamma, #gpu.address_space<workgroup>>
 !bias_room = memref<1x!beta_chunk, #gpu.address_space<private>>
@@ -27,6 +29,7 @@
 !x_room = memref<3x1x4096x!x, #gpu.address_space<workgroup>>
 
 func.func private @fetched_chunk(index, !thread, !begin, i1, i1, !dy_room, !x_room) -> (!dy_chunk, !x_chunk)
+func.func private @load_more_late(!more_lines, !dy_lines, !dy_lines, index, i1, index, !thread, !more_dy_held)
 func.func private @summed_dy(!dy_chunk, !more_dy_held, index) -> !chunk
 func.func private @widen_of_x(!x_chunk) -> !chunk
 func.func private @gated_x(!chunk, !more_dy_held, index) -> !chunk
@@ -100,15 +103,19 @@ func.func private @plus_chunk(%h_before: !chunk, %hx_before: !chunk, %dya: !chun
 }
 
 // A thread's shares of a row that is read again for dx.
-func.func private @row_shares(%thread: !thread, %where: !begin, %statistics: !statistics, %has_row: i1, %dy_rows: !dy_room, %x_rows: !x_room, %more_held: !more_dy_held, %weight: !weight_room, %bias: !bias_room, %inverse: !inverse_room) -> (!chunk, !chunk) {
+func.func private @row_shares(%thread: !thread, %where: !begin, %statistics: !statistics, %more: !more_lines, %dy3: !dy_lines, %dy4: !dy_lines, %dy_rows: !dy_room, %x_rows: !x_room, %more_held: !more_dy_held, %weight: !weight_room, %bias: !bias_room, %inverse: !inverse_room) -> (!chunk, !chunk) {
   %c0 = arith.constant 0 : index
   %c1 = arith.constant 1 : index
+  %yes = arith.constant true
+  %row = vector.extract %where[3] : index from !begin
   %chunks = arith.constant #chunks
   %first_time = arith.constant false
   %minus_zeros = arith.constant dense<-0.0> : !chunk  // adding -0.0 changes no number
   %share_h, %share_hx = scf.for %k = %c0 to %chunks step %c1
       iter_args(%h_before = %minus_zeros, %hx_before = %minus_zeros) -> (!chunk, !chunk) {
-    %dya, %xhat, %h, %xa, %ga, %b = func.call @row_chunk(%k, %thread, %where, %statistics, %has_row, %first_time, %dy_rows, %x_rows, %more_held, %weight, %bias, %inverse)
+    func.call @load_more_late(%more, %dy3, %dy4, %row, %yes, %k, %thread, %more_held)
+        : (!more_lines, !dy_lines, !dy_lines, index, i1, index, !thread, !more_dy_held) -> ()
+    %dya, %xhat, %h, %xa, %ga, %b = func.call @row_chunk(%k, %thread, %where, %statistics, %yes, %first_time, %dy_rows, %x_rows, %more_held, %weight, %bias, %inverse)
         : (index, !thread, !begin, !statistics, i1, i1, !dy_room, !x_room, !more_dy_held, !weight_room, !bias_room, !inverse_room)
         -> (!chunk, !chunk, !chunk, !chunk, !chunk, !chunk)
     %h_after, %hx_after = func.call @plus_chunk(%h_before, %hx_before, %dya, %xhat, %h, %xa, %ga, %b)

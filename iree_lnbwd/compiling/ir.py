@@ -69,7 +69,17 @@ MATH = (
     "math/rows.mlir",
 )
 # The parts of one pass that do not depend on the schedule.
-PARTS = ("thread", "numbers", "columns", "weights", "residual", "row_sums", "set_rows", "stores")
+PARTS = (
+    "thread",
+    "numbers",
+    "columns",
+    "weights",
+    "residual",
+    "more",
+    "row_sums",
+    "set_rows",
+    "stores",
+)
 FORWARD_PARTS = ("thread", "rows", "shares", "ahead")  # likewise, of the forward
 _OF_FORWARD = "forward"  # the folder of its parts
 

@@ -14,7 +14,7 @@ from iree_lnbwd.ops import layouts
 from iree_lnbwd.ops.operands import Element, Kind, Operand
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.ops.strides import MOST_STRIDE, RowStrides
-from iree_lnbwd.schedules.ir_types import copies, gates, storage
+from iree_lnbwd.schedules.ir_types import beside_dy, copies, gates, storage
 from iree_lnbwd.vmfb.counts import DIVISOR_NUMBERS, StridesNumber, strides_of
 from iree_lnbwd.vmfb.launches import KERNELS, PlannedLaunch
 
@@ -41,7 +41,7 @@ def aliases(spec: NormSpec) -> dict[str, str]:
             f"!{element}_lines": rows,
             f"!forward_{element}_rows": rows,
         }
-    return found
+    return {**found, "!more_memory": f"!{beside_dy(spec).value}_memory"}
 
 
 def found(kernel: str, spec: NormSpec, launch: PlannedLaunch, *, on_gpu: bool) -> str:

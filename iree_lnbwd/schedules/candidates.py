@@ -14,10 +14,11 @@ from dataclasses import replace
 from iree_lnbwd.hardware.products import Product
 from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.spec import NormSpec
-from iree_lnbwd.schedules.choosing import alternatives, completed
+from iree_lnbwd.schedules.choosing import alternatives, completed, two_pass
 from iree_lnbwd.schedules.elements import WHOLE_LINES, across_borders, vector_of
 from iree_lnbwd.schedules.finalize import with_finalize
 from iree_lnbwd.schedules.forward import Forward
+from iree_lnbwd.schedules.ir_types import reads_more
 from iree_lnbwd.schedules.one_pass import AHEAD_OF_LATER_SUMS, OnePass
 from iree_lnbwd.schedules.posted_choice import Way, fitting
 from iree_lnbwd.schedules.rules import MOST_BUSY, RESERVED_BYTES, alike, touched_columns
@@ -105,6 +106,7 @@ def one_pass(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePa
     """The legal schedules that keep a multiprocessor busy and might keep rows in registers."""
     widest = vector_of(spec)
     vectors = {widest, min(widest, WHOLE_LINES), *across_borders(spec)}
+    lates = (False, True) if reads_more(spec) else (False,)
     shared_out = [
         (cluster, vector, chunks)
         for cluster in (_CLUSTERS if target.has_clusters else (1,))
@@ -128,8 +130,8 @@ def one_pass(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePa
                 most.add(resident * _EVEN_PROCESSORS)
             step = groups * spec.columns
             workgroups = {alike(each, step, vector) for each in most}
-            for fetch, (rereads, defers), weight, walkers in itertools.product(
-                _FETCHES, _DX, _WEIGHTS, sorted(workgroups)
+            for fetch, (rereads, defers), weight, walkers, late in itertools.product(
+                _FETCHES, _DX, _WEIGHTS, sorted(workgroups), lates
             ):
                 ahead, slots, bulk, x_later = fetch
                 if defers and (cluster == 1 or ahead < AHEAD_OF_LATER_SUMS):
@@ -149,6 +151,7 @@ def one_pass(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePa
                     defers=defers,
                     bulk=bulk,
                     x_later=x_later,
+                    loads_late=late,
                 )
                 shared = (one.shared_bytes(spec, target) + RESERVED_BYTES) * resident
                 useless = (
@@ -196,8 +199,9 @@ def _others(
             yield from _with_few_rows_of(chosen, one_pass(spec, target, product), spec, target)
             if isinstance(chosen, OnePass) and chosen.posts:
                 yield from _with_few_rows_of(chosen, _posting(spec, target, product), spec, target)
-            if isinstance(chosen, TwoPass):
-                yield from _two_passes(spec, target, product, chosen)
+            if isinstance(chosen, TwoPass) or chosen.loads_late:  # by paper alone
+                two = with_finalize(two_pass(spec, target, product), spec, target, product)
+                yield from _two_passes(spec, target, product, two)
 
 
 def _posting(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePass]:

@@ -27,6 +27,7 @@ from iree_lnbwd.schedules.finalize import with_finalize
 from iree_lnbwd.schedules.fitted import fitted
 from iree_lnbwd.schedules.forward import Forward
 from iree_lnbwd.schedules.forward_choice import choose_forward
+from iree_lnbwd.schedules.ir_types import reads_more
 from iree_lnbwd.schedules.measured import Key
 from iree_lnbwd.schedules.measured_files import serving, shares
 from iree_lnbwd.schedules.one_pass import OnePass
@@ -128,21 +129,29 @@ def choose(spec: NormSpec, target: Target, product: Product | None = None) -> Sc
     for candidate in alternatives(spec, target, product):
         if candidate.illegal(spec, target) is None:
             return completed(candidate, spec, target, product)
-    return with_finalize(_two_pass(spec, target, product), spec, target, product)
+    return with_finalize(two_pass(spec, target, product), spec, target, product)
 
 
 def alternatives(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePass]:
     """What `choose` completes the first legal one of, best first, for a backward on a GPU."""
-    streams = spec.grad_outputs > 1 or spec.gate is not None
     for one in chain(measured(spec, target, product), nearby(spec, target, product)):
-        yield replace(one, defers=False) if streams else one
+        yield replace(one, defers=False) if reads_more(spec) else one
     reasoned = chain(
         _staged(spec, target, product),
         _direct(spec, target, product),
         _wide(spec, target, product),
     )
-    fitting = (o for o in reasoned if o.registers(spec, target) <= o.registers_available(target))
-    yield from _with_posted(fitting, spec, target, product)
+    if not reads_more(spec):
+        yield from _with_posted(_fitting(reasoned, spec, target), spec, target, product)
+        return
+    yield from _fitting(reasoned, spec, target)
+    late = _loaded_late(spec, target, product)
+    yield from _with_posted(_fitting(late, spec, target), spec, target, product)
+
+
+def _fitting(some: Iterator[OnePass], spec: NormSpec, target: Target) -> Iterator[OnePass]:
+    """Those whose threads have registers enough."""
+    return (one for one in some if one.registers(spec, target) <= one.registers_available(target))
 
 
 def _with_posted(
@@ -306,6 +315,17 @@ def _wide(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePass]
             )
 
 
+def _loaded_late(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePass]:
+    """Rows that are read again, beside other gradients of the output or a gate, best first.
+
+    These are loaded when they are used, for the sums and for dx, because registers have no room for
+    them. So they come from memory once, and two passes load each of them twice.
+    """
+    for one in chain(_staged(spec, target, product), _wide(spec, target, product)):
+        if one.rereads:
+            yield replace(one, loads_late=True)
+
+
 def _few_rows(spec: NormSpec, target: Target, product: Product, vector: int) -> FewRows | None:
     """For as many rows of dy and x as fit half of the L2 cache, because they are read twice.
 
@@ -325,7 +345,7 @@ def _few_rows(spec: NormSpec, target: Target, product: Product, vector: int) -> 
     )
 
 
-def _two_pass(spec: NormSpec, target: Target, product: Product) -> TwoPass:
+def two_pass(spec: NormSpec, target: Target, product: Product) -> TwoPass:
     """As many small workgroups as fit a multiprocessor's registers; none waits for another."""
     vector = vector_of(spec)
     narrower = widest_access((spec.dtype, spec.dy_dtype)) // vector

@@ -45,6 +45,16 @@ def private(shape: str) -> str:
     return f"memref<{shape}, #gpu.address_space<private>>"
 
 
+def reads_more(spec: NormSpec) -> bool:
+    """Whether a backward reads other gradients of the output beside dy, or a gate."""
+    return spec.grad_outputs > 1 or spec.gate is not None
+
+
+def beside_dy(spec: NormSpec) -> Element:
+    """What a backward reads beside dy and x: another gradient of the output, or a gate."""
+    return Element.DY if spec.gate is None else Element.GATE
+
+
 def gates(spec: NormSpec) -> tuple[Element, ...]:
     """The element type of the gate, if there is one: no other spec's text speaks of it."""
     return () if spec.gate is None else (Element.GATE,)

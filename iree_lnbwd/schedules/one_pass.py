@@ -9,6 +9,7 @@ from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import ADDED_BIAS
 from iree_lnbwd.ops.spec import NormSpec
+from iree_lnbwd.schedules.ir_types import reads_more
 from iree_lnbwd.schedules.one_pass_memory import OnePassMemory
 from iree_lnbwd.schedules.one_pass_numbers import BULK_BYTES
 from iree_lnbwd.schedules.partial_rows import partial_rows
@@ -29,6 +30,11 @@ _COPY_BYTES = (4, 8, 16)  # what cp.async can copy (PTX ISA, "cp.async": cp-size
 # Steps, at least, between a row's fetch and its dx, if the next row's sums come between the two.
 AHEAD_OF_LATER_SUMS = 2
 _SLOTS_IF_X_LATER = 2  # of dy; x has one
+
+
+def _beside(spec: NormSpec) -> str:
+    """What is read beside x and dy, in words."""
+    return "other gradients of the output" if spec.gate is None else "the gate"
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,8 @@ class OnePass(OnePassMemory):
         across = " across the borders of rows" if self.shifted(spec) else ""
         later = ", sums received a row later" if self.defers else ""
         again = ", and again from the caches" if self.loads_twice else ""
+        if self.loads_late:
+            again += f"; {_beside(spec)} once, and again from the caches"
         return (
             f"one pass: x and dy are read once{again}; {walkers} of "
             f"{self.groups // self.subgroup_rows} x {self.warps} subgroups{shared}, rows {fetched} "
@@ -191,13 +199,17 @@ class OnePass(OnePassMemory):
                 f"{AHEAD_OF_LATER_SUMS} rows ahead",
             ),
             (
-                (spec.grad_outputs > 1 or spec.gate is not None) and self.defers,
+                reads_more(spec) and self.defers and not self.loads_late,
                 "of other gradients of the output, and of a gate, only the next row is there",
             ),
             (self.loads_twice and self.ahead > 0, "a row that is loaded twice is not loaded ahead"),
             (
-                self.loads_twice and spec.gate is not None,
+                self.loads_twice and spec.gate is not None and not self.loads_late,
                 "a gate is in registers, which have no room beside the sums of so wide a row",
+            ),
+            (
+                self.loads_late and not (self.rereads and reads_more(spec)),
+                "other gradients, or a gate, are loaded late where rows are read again",
             ),
             (copies_weight and not self.slots, "the weight is copied with the first row"),
             (self.widens_weight and not self.stages_weight, "a weight in registers is not widened"),

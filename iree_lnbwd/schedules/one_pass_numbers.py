@@ -11,7 +11,17 @@ from iree_lnbwd.ops.operands import MORE_GRAD_OUTPUTS, Element
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.elements import WHOLE_LINES
 from iree_lnbwd.schedules.few_rows import FewRows
-from iree_lnbwd.schedules.ir_types import copies, flag, gates, itemsize, kernel, private, storage
+from iree_lnbwd.schedules.ir_types import (
+    beside_dy,
+    copies,
+    flag,
+    gates,
+    itemsize,
+    kernel,
+    private,
+    reads_more,
+    storage,
+)
 from iree_lnbwd.schedules.rules import own_columns, touched_columns
 
 _PAST_L1_BYTES = 16  # that a copy must have to pass the L1 cache (PTX ISA, "cp.async": .cg)
@@ -43,6 +53,9 @@ class OnePassNumbers:
             loaded into registers, at most one ahead.
         rereads: Read rows again for dx instead of keeping them in registers: from shared memory, or
             with 0 slots from memory, where the caches have them.
+        loads_late: Load other gradients of the output, and a gate, when they are used: for a row's
+            sums, and again for dx, where the caches have them. Otherwise they are in registers
+            from a step before on.
         stages_weight: Keep the weight in shared memory instead of in registers.
         widens_weight: Keep it in shared memory in the type of the sums.
         resident: Workgroups that a multiprocessor must hold at once; caps their registers.
@@ -77,6 +90,7 @@ class OnePassNumbers:
     bulk: bool = False
     x_later: bool = False
     posts: bool = False
+    loads_late: bool = False
     finalize_slices: int = 8
     finalize_rows: int = 8
     finalize_columns: int = 32
@@ -85,6 +99,7 @@ class OnePassNumbers:
     def numbers(self, spec: NormSpec, target: Target) -> dict[str, str]:
         """Its aliases in ``ir/one_pass.mlir``, but for those of memory."""
         chunks = self.chunks(spec, target)
+        more = beside_dy(spec).value
         defers = self.defers and spec.wants_dx
         return {
             "#least_last": f"{self.least_last(spec, target)} : index",
@@ -115,6 +130,7 @@ class OnePassNumbers:
             "#pending_first_i32": f"{max(self.ahead - 1, 0)} : i32",
             "#defers": flag(defers),
             "#buffers": f"{self.buffers} : index",
+            "#loads_late": flag(self.loads_late),
             "#rereads": flag(self.rereads and spec.wants_dx),
             "#gamma_copied": f"{self._gamma_copied(spec)} : index",
             "#warps": f"{self.warps} : index",
@@ -124,16 +140,17 @@ class OnePassNumbers:
             "!posted": storage(f"?x{self.posted_words}xi64"),
             **(self._posts(target) if self.posts_sums(spec) else {}),
             "#rows_kernel": kernel(self.groups * self.threads(target), target),
-            "!more_dy_held": private(
-                f"{len(MORE_GRAD_OUTPUTS)}x{chunks}x!{'dy' if spec.gate is None else 'z'}_chunk"
-            ),
+            "#has_more": flag(reads_more(spec)),
+            "!more_lines": f"!{more}_lines",
+            "!more_chunk": f"!{more}_chunk",
+            "!more_dy_held": private(f"{len(MORE_GRAD_OUTPUTS)}x{chunks}x!more_chunk"),
             **{f"!{gate.value}_held": private(f"{chunks}x!z_chunk") for gate in gates(spec)},
             "!x_held": private(f"{chunks}x!x_chunk"),
             "!gamma_held": private(f"{chunks}x!gamma_chunk"),
             "!residual_held": private(f"{chunks}x!residual_chunk"),
             "!held": private(f"{chunks}x!chunk"),
             "!thread": f"vector<{_OF_SETS if spec.weight_sets else _OF_THREAD}xindex>",
-            "!begin": "vector<3xindex>",
+            "!begin": "vector<4xindex>",
             "!rows_ahead": "vector<2xindex>",
             "!are_live": "vector<2xi1>",
             "!pair": "vector<2x!acc>",

@@ -19,6 +19,7 @@ from iree_lnbwd.schedules.elements import (
     vector_of,
     widest_access,
 )
+from iree_lnbwd.schedules.ir_types import reads_more
 from iree_lnbwd.schedules.one_pass import OnePass
 from iree_lnbwd.schedules.rules import MOST_THAT_POST, RESERVED_BYTES, alike
 
@@ -64,11 +65,8 @@ _BUSY = 0.85  # of the processors: enough for a way to come before others
 def posted(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePass]:
     """Those that are legal, best first: as few workgroups to a row as leave few processors idle.
 
-    None for other gradients of the output, or a gate: their sums are waited for at once, and that
-    is no faster than two passes.
+    Other gradients of the output, or a gate, are loaded late: of these, no step has a later row.
     """
-    if spec.grad_outputs > 1 or spec.gate is not None:
-        return
     others = []
     ways, vectors = _ways(spec, target)
     for way in ways:
@@ -107,7 +105,8 @@ def fitting(
     # The estimate is high: 142 registers of 128 spilled 0 to 4 bytes. With 16 columns of a thread,
     # as it had it, layer norm's 98279 columns in bf16 reached 65 % of the ceiling on an H100, and
     # 70 with 22; 20001 in f32 85, and 91 with 20.
-    is_plain = not (spec.from_output or spec.residual_dtype)
+    loads_late = reads_more(spec)
+    is_plain = not (spec.from_output or spec.residual_dtype or loads_late)
     for cluster in range(2, MOST_THAT_POST + 1):
         one = OnePass(
             workgroups=alike(at_once // cluster, spec.columns, vector),
@@ -116,6 +115,7 @@ def fitting(
             rereads=True,
             cluster=cluster,
             posts=True,
+            loads_late=loads_late,
             **way._asdict(),
         )
         again = 0 if way.slots else one.own_columns(spec) * _bytes(spec) * at_once

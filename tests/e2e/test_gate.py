@@ -157,15 +157,12 @@ def test_wide_rows_are_right(spec: NormSpec) -> None:
     assert_right_in_emulation(built(spec, gpu, how)[0], spec, 3, adversarial=10)
 
 
-@pytest.mark.parametrize(
-    ("target", "columns", "dtype"), [("sm_80", 16384, "bf16"), ("gfx942", 16384, "bf16")]
-)
-def test_two_passes_are_right_in_both_orders(target: str, columns: int, dtype: str) -> None:
+@pytest.mark.parametrize("target", ["sm_80", "gfx942"])
+def test_two_passes_are_right_in_both_orders(target: str) -> None:
     gpu = find_target(target)
+    how = TwoPass(workgroups=66, warps=256 // gpu.subgroup_size, vector=8, chunks=8, rows=4)
     for gate in GATES:
-        spec = NormSpec((columns,), dtype, op=LAYER_NORM_BACKWARD.name, gate=gate)
-        how = without_few_rows(spec, gpu)
-        assert isinstance(how, TwoPass)
+        spec = NormSpec((16384,), "bf16", op=LAYER_NORM_BACKWARD.name, gate=gate)
         assert_right_in_emulation(built(spec, gpu, how)[0], spec, 5, adversarial=12)
 
 

@@ -163,14 +163,14 @@ def test_specs_say_what_they_expect(given: Any, said: str) -> None:
         NormSpec((8,), **given)
 
 
-def test_sums_that_come_a_row_later_are_for_one_gradient() -> None:
+def test_sums_that_come_a_row_later_leave_no_gradient_in_registers() -> None:
     target, found = find_target("sm_90"), []
     for columns in (25001, 32768, 65536):
         one: Any = schedules.choose(NormSpec((columns,), "bf16"), target)
         several = NormSpec((columns,), "bf16", grad_outputs=2)
         chosen = schedules.choose(several, target)
         found.append(isinstance(one, OnePass) and one.defers)
-        assert not (isinstance(chosen, OnePass) and chosen.defers)
+        assert not isinstance(chosen, OnePass) or chosen.loads_late or not chosen.defers
         if found[-1]:
             assert "only the next row is there" in str(one.illegal(several, target))
     assert any(found)

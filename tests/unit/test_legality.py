@@ -343,7 +343,7 @@ BORDERS: dict[str, Border] = {
     **{
         f"sums that are received later, and {what}": Border(
             DEFERS,
-            {"defers": False},
+            {"loads_late": True},
             {},
             "of other gradients of the output, and of a gate, only the next row is there",
             spec,
@@ -352,10 +352,23 @@ BORDERS: dict[str, Border] = {
     },
     "a gate of rows that are loaded twice": Border(
         READ,
-        {},
+        {"rereads": True, "loads_late": True},
         {"rereads": True},
         "a gate is in registers, which have no room beside the sums of so wide a row",
         GATED,
+    ),
+    "a gate that is loaded late, of a row that is kept": Border(
+        READ,
+        {"rereads": True, "loads_late": True},
+        {"loads_late": True},
+        "other gradients, or a gate, are loaded late where rows are read again",
+        GATED,
+    ),
+    "nothing that is loaded late": Border(
+        replace(READ, rereads=True),
+        {},
+        {"loads_late": True},
+        "other gradients, or a gate, are loaded late where rows are read again",
     ),
     "rows of sets": Border(
         replace(STAGED, groups=1),

@@ -23,7 +23,7 @@
 !x_chunk = vector<8x!x>
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
 !thread = vector<9xindex>
-!begin = vector<3xindex>
+!begin = vector<4xindex>
 !rows_ahead = vector<2xindex>
 !are_live = vector<2xi1>
 !dy_room = memref<3x1x4096x!dy, #gpu.address_space<workgroup>>
@@ -166,7 +166,8 @@ func.func private @await_last_copies() {
 // Where a row begins: with its slot.
 func.func private @row_begin(%row: i32, %slot: index, %thread: !thread) -> !begin {
   %c0 = arith.constant 0 : index
-  %where = vector.from_elements %slot, %c0, %c0 : !begin
+  %row_index = arith.index_castui %row : i32 to index
+  %where = vector.from_elements %slot, %c0, %c0, %row_index : !begin
   return %where : !begin
 }
 

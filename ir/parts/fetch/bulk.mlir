@@ -39,7 +39,7 @@
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
 #rolled = #llvm.loop_annotation<unroll = <disable = true>>
 !thread = vector<9xindex>
-!begin = vector<3xindex>
+!begin = vector<4xindex>
 !rows_ahead = vector<2xindex>
 !are_live = vector<2xi1>
 !dy_room = memref<3x1x4096x!dy, #gpu.address_space<workgroup>>
@@ -479,7 +479,8 @@ func.func private @row_begin(%row: i32, %slot: index, %thread: !thread) -> !begi
   %x_pitch = arith.constant #x_pitch
   %dy_from = func.call @slot_offset(%row, %part, %warp, %shift, %dy_of_line, %dy_pitch) : (i32, index, index, index, index, index) -> index
   %x_from = func.call @slot_offset(%row, %part, %warp, %shift, %x_of_line, %x_pitch) : (i32, index, index, index, index, index) -> index
-  %where = vector.from_elements %slot, %dy_from, %x_from : !begin
+  %row_index = arith.index_castui %row : i32 to index
+  %where = vector.from_elements %slot, %dy_from, %x_from, %row_index : !begin
   return %where : !begin
 }
 

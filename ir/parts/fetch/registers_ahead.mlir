@@ -15,7 +15,7 @@
 !x_chunk = vector<8x!x>
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
 !thread = vector<9xindex>
-!begin = vector<3xindex>
+!begin = vector<4xindex>
 !rows_ahead = vector<2xindex>
 !are_live = vector<2xi1>
 !dy_room = memref<2x1x!dy_chunk, #gpu.address_space<private>>
@@ -101,7 +101,8 @@ func.func private @await_last_copies() {
 // Where a row begins: there are no slots.
 func.func private @row_begin(%row: i32, %slot: index, %thread: !thread) -> !begin {
   %c0 = arith.constant 0 : index
-  %where = vector.from_elements %slot, %c0, %c0 : !begin
+  %row_index = arith.index_castui %row : i32 to index
+  %where = vector.from_elements %slot, %c0, %c0, %row_index : !begin
   return %where : !begin
 }
 

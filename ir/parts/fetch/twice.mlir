@@ -12,7 +12,7 @@
 !dy_chunk = vector<8x!dy>
 !x_chunk = vector<8x!x>
 !thread = vector<9xindex>
-!begin = vector<3xindex>
+!begin = vector<4xindex>
 !rows_ahead = vector<2xindex>
 !are_live = vector<2xi1>
 !dy_room = memref<?x4096x!dy, #hal.descriptor_type<storage_buffer>>
@@ -72,7 +72,7 @@ func.func private @await_last_copies() {
 func.func private @row_begin(%row: i32, %slot: index, %thread: !thread) -> !begin {
   %c0 = arith.constant 0 : index
   %row_index = arith.index_castui %row : i32 to index
-  %where = vector.from_elements %row_index, %c0, %c0 : !begin
+  %where = vector.from_elements %slot, %c0, %c0, %row_index : !begin
   return %where : !begin
 }
 
@@ -80,7 +80,7 @@ func.func private @row_begin(%row: i32, %slot: index, %thread: !thread) -> !begi
 func.func private @fetched_chunk(%k: index, %thread: !thread, %where: !begin, %has_row: i1, %again: i1, %dy_rows: !dy_room, %x_rows: !x_room) -> (!dy_chunk, !x_chunk) {
   %zero_dy = arith.constant dense<0.0> : !dy_chunk
   %zero_x = arith.constant dense<0.0> : !x_chunk
-  %row = vector.extract %where[0] : index from !begin
+  %row = vector.extract %where[3] : index from !begin
   %part = func.call @my_part(%thread) : (!thread) -> index
   %shift = func.call @my_shift(%thread) : (!thread) -> index
   %col, %inside = func.call @column(%k, %thread) : (index, !thread) -> (index, i1)

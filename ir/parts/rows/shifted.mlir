@@ -7,6 +7,7 @@
 !acc = f32
 #columns = 4096 : index
 #vector = 8 : index
+#loads_late = false
 #least_last = 0 : index
 #dy_bits = 16 : index
 #x_bits = 16 : index
@@ -165,6 +166,8 @@ func.func private @load_cells(%rows: !lines, %row: index, %k: index, %part: inde
   %c1 = arith.constant 1 : index
   %v = arith.constant #vector
   %in_bulk = func.call @in_bulk() : () -> i1
+  %loads_late = arith.constant #loads_late
+  %is_known = arith.ori %in_bulk, %loads_late : i1
   %zeros = arith.constant dense<0.0> : !narrow
   %column = arith.addi %part, %col : index
   %line, %at = func.call @cell_address(%row, %part, %col) : (index, index, index) -> (index, index)
@@ -182,7 +185,7 @@ func.func private @load_cells(%rows: !lines, %row: index, %k: index, %part: inde
         %e_at = arith.addi %at, %e : index
         %one = memref.load %rows[%line, %e_at] : !lines
         // Where the last chunk's position is known, LLVM would make one access of several, beyond the tensor's end.
-        scf.if %in_bulk {
+        scf.if %is_known {
           llvm.inline_asm has_side_effects "", "~{memory}" : () -> ()
         }
         %more = vector.insert %one, %before[%e] : !element into !narrow
