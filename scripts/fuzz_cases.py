@@ -59,6 +59,7 @@ from iree_lnbwd.ops.operands import (
 from iree_lnbwd.runtime import Norm
 from iree_lnbwd.runtime.ops import CLASSES
 from iree_lnbwd.schedules import FewRows, Forward, OnePass, Schedule, TwoPass
+from iree_lnbwd.schedules.ir_types import reads_more
 from iree_lnbwd.verification.emulated_norm import EmulatedNorm
 from iree_lnbwd.vmfb.description import describe
 
@@ -551,6 +552,7 @@ def _schedules(case: Case, spec: NormSpec, target: Target) -> Iterator[OnePass |
         cluster = case.pick(1, 1, 1, 2, 3, 4, 8)
         alone = cluster == 1 and not bulk
         subgroup_rows = case.pick(1, 1, 2, 4, 8) if alone and warps == 1 else 1
+        rereads = case.chance(0.4)
         one = OnePass(
             workgroups=workgroups,
             groups=subgroup_rows * case.pick(1, 2, 4) if cluster == 1 else 1,
@@ -558,7 +560,7 @@ def _schedules(case: Case, spec: NormSpec, target: Target) -> Iterator[OnePass |
             vector=vector,
             ahead=slots if bulk else case.pick(*range(max(0, slots - 1), max(slots, 1) + 1)),
             slots=slots,
-            rereads=slots > 0 and case.chance(0.4),
+            rereads=rereads,
             stages_weight=case.chance(0.4),
             widens_weight=case.chance(0.3),
             cluster=cluster,
@@ -567,6 +569,7 @@ def _schedules(case: Case, spec: NormSpec, target: Target) -> Iterator[OnePass |
             bulk=bulk,
             x_later=bulk and slots == 2 and case.chance(0.5),
             posts=cluster > 1 and not bulk and case.chance(0.5),
+            loads_late=rereads and reads_more(spec) and case.chance(0.7),
             **finalize,
         )
         if one.chunks(spec, target) * vector <= 32:
@@ -590,6 +593,7 @@ def _forwards(case: Case, spec: NormSpec) -> Iterator[Forward]:
             packs=in_registers and case.chance(0.3),
             cluster=cluster,
             rereads=case.chance(0.2),
+            ahead=case.pick(0, 0, 1, 5),
         )
 
 
