@@ -322,6 +322,15 @@ def assert_right_in_emulation(vmfb: bytes, spec: NormSpec, *rows: int, adversari
     assert_right(emulated.run(call), call)
 
 
+def assert_schedule_right_in_emulation(spec: NormSpec, how: Schedule, target: Target) -> None:
+    """A schedule of few workgroups is right for fewer rows than these, and for more."""
+    vmfb, _ = compiler.build(spec, target, schedule=how)
+    if spec.rows is not None:
+        assert_right_in_emulation(vmfb, spec, spec.rows, adversarial=spec.rows)
+    else:
+        assert_right_in_emulation(vmfb, spec, 1, 2, 7, adversarial=10)
+
+
 def assert_rows_not_finite_apart(vmfb: bytes, spec: NormSpec) -> None:
     """Elements at the ends of some rows that are not finite change the dx of these rows alone."""
     call = matrix.random_call(spec, 24, random_generator())

@@ -319,7 +319,7 @@ def _loaded_late(spec: NormSpec, target: Target, product: Product) -> Iterator[O
     """Rows that are read again, beside other gradients of the output or a gate, best first.
 
     These are loaded when they are used, for the sums and for dx, because registers have no room for
-    them. So they come from memory once, and two passes load each of them twice.
+    them. They come from memory once; two passes load each of them twice.
     """
     for one in chain(_staged(spec, target, product), _wide(spec, target, product)):
         if one.rereads:

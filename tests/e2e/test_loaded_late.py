@@ -8,6 +8,7 @@ import pytest
 from support import (
     assert_right_in_emulation,
     assert_same_bits,
+    assert_schedule_right_in_emulation,
     built,
     random_generator,
     without_few_rows,
@@ -79,12 +80,7 @@ CASES: dict[str, tuple[NormSpec, OnePass, str]] = {
 @pytest.mark.drawn
 @pytest.mark.parametrize(("spec", "how", "target"), CASES.values(), ids=CASES)
 def test_results_are_right(spec: NormSpec, how: OnePass, target: str) -> None:
-    """For fewer rows than workgroups, and for rows that a workgroup walks over."""
-    vmfb, _ = compiler.build(spec, find_target(target), schedule=how)
-    if spec.rows is not None:
-        assert_right_in_emulation(vmfb, spec, spec.rows, adversarial=spec.rows)
-    else:
-        assert_right_in_emulation(vmfb, spec, 1, 2, 7, adversarial=10)
+    assert_schedule_right_in_emulation(spec, how, find_target(target))
 
 
 @pytest.mark.parametrize(

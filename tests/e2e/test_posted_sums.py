@@ -11,6 +11,7 @@ from support import (
     assert_right_in_emulation,
     assert_rows_not_finite_apart,
     assert_same_bits,
+    assert_schedule_right_in_emulation,
     emulated_verdict,
     random_generator,
 )
@@ -83,12 +84,7 @@ CASES: dict[str, tuple[NormSpec, OnePass, str]] = {
 @pytest.mark.drawn
 @pytest.mark.parametrize(("spec", "how", "target"), CASES.values(), ids=CASES)
 def test_results_are_right(spec: NormSpec, how: OnePass, target: str) -> None:
-    """For fewer rows than clusters, and for rows that a cluster walks over."""
-    vmfb, _ = compiler.build(spec, find_target(target), schedule=how)
-    if spec.rows is not None:
-        assert_right_in_emulation(vmfb, spec, spec.rows, adversarial=spec.rows)
-    else:
-        assert_right_in_emulation(vmfb, spec, 1, 2, 7, adversarial=10)
+    assert_schedule_right_in_emulation(spec, how, find_target(target))
 
 
 @pytest.mark.drawn
