@@ -141,7 +141,6 @@ hal.executable.source private @rows {
     func.func private @shares_subgroup() -> i1
     func.func private @place() -> (index, index, index)
     func.func private @gather(!posted, !mbarriers, index, index) -> index
-    func.func private @branches() -> i1
     func.func private @turn_of(index, index, index, index) -> (index, index, i1)
     func.func private @end_turn()
     func.func private @subgroup_i32() -> i32
@@ -174,6 +173,10 @@ hal.executable.source private @rows {
     func.func private @receive_sums(!exchange, !mbarriers, !posted, index, i32, i32, !thread, i32, i1, !acc, !acc) -> (!acc, !acc)
     func.func private @row_chunk(index, !thread, !begin, !statistics, i1, i1, !dy_room, !x_room, !more_dy_held, !weight_room, !bias_room, !inverse_room) -> (!chunk, !chunk, !chunk, !chunk, !chunk, !chunk)
     func.func private @plus_chunk(!chunk, !chunk, !chunk, !chunk, !chunk, !chunk, !chunk, !chunk) -> (!chunk, !chunk)
+    func.func private @thread_anew(!thread) -> !thread
+    func.func private @begin_anew(!begin) -> !begin
+    func.func private @shares_after(!chunk, !chunk) -> (!chunk, !chunk)
+    func.func private @sums_after(!chunk, !chunk) -> (!chunk, !chunk)
     func.func private @is_whole(index, index, index) -> i1
     func.func private @cell_address(index, index, index) -> (index, index)
     func.func private @refill_chunk(index, !thread, index, i1, index, !dy_lines, !x_lines, !dy_room, !x_room)
@@ -194,7 +197,6 @@ hal.executable.source private @rows {
     func.func private @plus_residual(!chunk, !chunk) -> !chunk
     func.func private @round_of_x(!chunk) -> !x_chunk
     func.func private @settled_of_x(!x_chunk) -> !x_chunk
-    func.func private @settled_of_sums(!chunk) -> !chunk
     func.func private @store_of_x(!x_lines, index, index, index, i1, !x_chunk)
     // with copies: func.func private @store_copy(!copy_lines, index, index, index, i1, !x_chunk)
     // with copies: func.func private @store_copy_edge(!copy_lines, index, index, index, index, index, i1, !x_chunk)
@@ -508,11 +510,12 @@ hal.executable.source private @rows {
           } else {
             func.call @await_row(%thread, %row, %last, %where, %parity_of_copies, %dy, %x, %dy_rows, %x_rows, %mbarriers)
                 : (!thread, i32, i32, !begin, i32, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers) -> ()
+            %thread_sums = func.call @thread_anew(%thread) : (!thread) -> !thread
             %share_h, %share_hx = scf.for %k = %c0 to %chunks step %c1
                 iter_args(%h_before = %minus_zeros, %hx_before = %minus_zeros) -> (!chunk, !chunk) {
-              func.call @load_more_late(%more, %dy3, %dy4, %row_index, %has_row, %k, %thread, %more_held)
+              func.call @load_more_late(%more, %dy3, %dy4, %row_index, %has_row, %k, %thread_sums, %more_held)
                   : (!more_lines, !dy_lines, !dy_lines, index, i1, index, !thread, !more_dy_held) -> ()
-              %dya, %xhat, %h, %xa, %ga, %b = func.call @row_chunk(%k, %thread, %where, %statistics, %has_row, %first_time, %dy_rows, %x_rows, %more_held, %weight, %bias, %inverse)
+              %dya, %xhat, %h, %xa, %ga, %b = func.call @row_chunk(%k, %thread_sums, %where, %statistics, %has_row, %first_time, %dy_rows, %x_rows, %more_held, %weight, %bias, %inverse)
                   : (index, !thread, !begin, !statistics, i1, i1, !dy_room, !x_room, !more_dy_held, !weight_room, !bias_room, !inverse_room)
                   -> (!chunk, !chunk, !chunk, !chunk, !chunk, !chunk)
               memref.store %dya, %dya_kept[%k] : !held
@@ -520,7 +523,8 @@ hal.executable.source private @rows {
               memref.store %h, %h_kept[%k] : !held
               %h_after, %hx_after = func.call @plus_chunk(%h_before, %hx_before, %dya, %xhat, %h, %xa, %ga, %b)
                   : (!chunk, !chunk, !chunk, !chunk, !chunk, !chunk, !chunk, !chunk) -> (!chunk, !chunk)
-              scf.yield %h_after, %hx_after : !chunk, !chunk
+              %h_here, %hx_here = func.call @shares_after(%h_after, %hx_after) : (!chunk, !chunk) -> (!chunk, !chunk)
+              scf.yield %h_here, %hx_here : !chunk, !chunk
             } {llvm.loop_annotation = #unrolled}
             %row_h, %row_hx = scf.if %wants_dx -> (!acc, !acc) {
               %warp_h, %warp_hx = func.call @subgroup_sums(%share_h, %share_hx) : (!chunk, !chunk) -> (!acc, !acc)
@@ -536,13 +540,15 @@ hal.executable.source private @rows {
           }
 
           // dx, and the row's part of dgamma and dbeta.
+          %thread_dx = func.call @thread_anew(%thread) : (!thread) -> !thread
+          %where_dx = func.call @begin_anew(%where) : (!begin) -> !begin
           scf.for %k = %c0 to %chunks step %c1 {
-            %col, %inside = func.call @column(%k, %thread) : (index, !thread) -> (index, i1)
+            %col, %inside = func.call @column(%k, %thread_dx) : (index, !thread) -> (index, i1)
             %at = arith.addi %part, %col : index
-            func.call @load_more_late(%more, %dy3, %dy4, %row_index, %has_row, %k, %thread, %more_held)
+            func.call @load_more_late(%more, %dy3, %dy4, %row_index, %has_row, %k, %thread_dx, %more_held)
                 : (!more_lines, !dy_lines, !dy_lines, index, i1, index, !thread, !more_dy_held) -> ()
             %dya, %xhat, %h = scf.if %rereads -> (!chunk, !chunk, !chunk) {
-              %dya_again, %xhat_again, %h_again, %xa, %ga, %b = func.call @row_chunk(%k, %thread, %where, %statistics, %has_row, %yes, %dy_rows, %x_rows, %more_held, %weight, %bias, %inverse)
+              %dya_again, %xhat_again, %h_again, %xa, %ga, %b = func.call @row_chunk(%k, %thread_dx, %where_dx, %statistics, %has_row, %yes, %dy_rows, %x_rows, %more_held, %weight, %bias, %inverse)
                   : (index, !thread, !begin, !statistics, i1, i1, !dy_room, !x_room, !more_dy_held, !weight_room, !bias_room, !inverse_room)
                   -> (!chunk, !chunk, !chunk, !chunk, !chunk, !chunk)
               scf.yield %dya_again, %xhat_again, %h_again : !chunk, !chunk, !chunk
@@ -554,14 +560,14 @@ hal.executable.source private @rows {
             }
             %dxa = func.call @dx(%h, %xhat, %rstd_row, %sum_h, %sum_hx) : (!chunk, !chunk, !acc, !acc, !acc) -> !chunk
             scf.if %residual_late {
-              func.call @load_residual(%k, %thread, %row_index, %has_row, %dresidual, %residual_held)
+              func.call @load_residual(%k, %thread_dx, %row_index, %has_row, %dresidual, %residual_held)
                   : (index, !thread, index, i1, !residual_lines, !residual_held) -> ()
             }
             %dresidual_k = memref.load %residual_held[%k] : !residual_held
             %dresidual_a = func.call @widen_of_residual(%dresidual_k) : (!residual_chunk) -> !chunk
             %dx_sum = func.call @plus_residual(%dxa, %dresidual_a) : (!chunk, !chunk) -> !chunk
             // With a gate:
-            %dx_sum_gated, %dza = func.call @gate_gradients(%k, %thread, %where, %has_row, %dx_sum, %xhat, %dy_rows, %x_rows, %more_held, %weight, %bias)
+            %dx_sum_gated, %dza = func.call @gate_gradients(%k, %thread_dx, %where_dx, %has_row, %dx_sum, %xhat, %dy_rows, %x_rows, %more_held, %weight, %bias)
                 : (index, !thread, !begin, i1, !chunk, !chunk, !dy_room, !x_room, !more_dy_held, !weight_room, !bias_room) -> (!chunk, !chunk)
             scf.if %wants_dz {
               %dz_k = func.call @round_of_z(%dza) : (!chunk) -> !z_chunk
@@ -589,23 +595,14 @@ hal.executable.source private @rows {
               // with copies: func.call @store_copy(%dx_copy, %row_index, %part, %col, %stores, %dx_stored) : (!copy_lines, index, index, index, i1, !x_chunk) -> ()
               memref.store %dx_stored, %dx_kept[%k] : !x_held
             }
-            func.call @refill_chunk(%k, %thread, %row_ahead_index, %row_ahead_live, %fill, %dy, %x, %dy_rows, %x_rows)
+            func.call @refill_chunk(%k, %thread_dx, %row_ahead_index, %row_ahead_live, %fill, %dy, %x, %dy_rows, %x_rows)
                 : (index, !thread, index, i1, index, !dy_lines, !x_lines, !dy_room, !x_room) -> ()
             %dgamma_before = memref.load %dgamma_sums[%k] : !held
             %dbeta_before = memref.load %dbeta_sums[%k] : !held
             %dgamma_after = math.fma %dya, %xhat, %dgamma_before : !chunk
             %dbeta_more = arith.addf %dbeta_before, %dya : !chunk
             %dbeta_after = arith.select %sums_dbeta, %dbeta_more, %dbeta_before : !chunk
-            // Before the branches of a row's edges, of copies, and of turns: LLVM would move both sums behind them, and keep what
-            // they add.
-            %branches = func.call @branches() : () -> i1
-            %dgamma_here, %dbeta_here = scf.if %branches -> (!chunk, !chunk) {
-              %dgamma_settled = func.call @settled_of_sums(%dgamma_after) : (!chunk) -> !chunk
-              %dbeta_settled = func.call @settled_of_sums(%dbeta_after) : (!chunk) -> !chunk
-              scf.yield %dgamma_settled, %dbeta_settled : !chunk, !chunk
-            } else {
-              scf.yield %dgamma_after, %dbeta_after : !chunk, !chunk
-            }
+            %dgamma_here, %dbeta_here = func.call @sums_after(%dgamma_after, %dbeta_after) : (!chunk, !chunk) -> (!chunk, !chunk)
             memref.store %dgamma_here, %dgamma_sums[%k] : !held
             memref.store %dbeta_here, %dbeta_sums[%k] : !held
 

@@ -138,6 +138,24 @@ func.func private @zero_first_without_words(%value: !narrow, %bits: index) -> !n
   return %value : !narrow
 }
 
+// For AMD's GPUs: likewise, in registers of which each thread has its own.
+func.func private @settled_on_amd(%value: !narrow) -> !narrow {
+  %words = vector.bitcast %value : !narrow to !words
+  %words_here = llvm.inline_asm has_side_effects "", "=v,0" %words : (!words) -> !words
+  %here = vector.bitcast %words_here : !words to !narrow
+  return %here : !narrow
+}
+
+// LLVM takes no vector of one word for an operand.
+func.func private @settled_on_amd_word(%value: !one_word) -> !one_word {
+  %words = vector.bitcast %value : !one_word to vector<1xi32>
+  %a = vector.extract %words[0] : i32 from vector<1xi32>
+  %a_here = llvm.inline_asm has_side_effects "", "=v,0" %a : (i32) -> i32
+  %words_here = vector.from_elements %a_here : vector<1xi32>
+  %here = vector.bitcast %words_here : vector<1xi32> to !one_word
+  return %here : !one_word
+}
+
 // Elsewhere, and for less than a word, nothing is needed.
 func.func private @settled(%value: !narrow) -> !narrow {
   return %value : !narrow

@@ -303,6 +303,9 @@ def _overload(spec: NormSpec, target: Target, function: str, types: tuple[str, .
     if function == "reciprocal":
         on_gpu = target.backend != "cpu" and spec.acc_dtype == "f32"
         return "reciprocal_on_gpu" if on_gpu else function
+    if function == "settled_on_amd":
+        is_word = linking.bits(types[-1]) == _WORD_BITS
+        return f"{function}_word" if is_word else function
     if function in ("settled", "load_lasting"):
         in_words = _OF_WORDS.get(linking.bits(types[-1]))
         of_words = target.backend == "cuda" if function == "settled" else target.has_cache_policies

@@ -79,10 +79,12 @@ class OnePass(OnePassMemory):
             "staged" if self.stages_bias(spec, target) else kept if spec.has(ADDED_BIAS) else "none"
         )
         whole = "workgroup" if self.warps > 1 else "subgroup"
+        hides = self.loads_twice and target.backend == "rocm"
         sums = "memory" if self.posts else "cluster" if self.in_cluster else whole
         return (
             f"fetch/{fetch}",
             f"rows/{'shifted' if shifted else 'whole'}",
+            f"places/{'hidden' if hides else 'known'}",
             f"begin/{'at_once' if shifted or self.bulk else 'in_two'}",
             f"weight/{weight}",
             f"bias/{bias}",

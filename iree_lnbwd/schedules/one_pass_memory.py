@@ -8,6 +8,7 @@ from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import ADDED_BIAS, Element
 from iree_lnbwd.ops.spec import NormSpec
+from iree_lnbwd.schedules.amd_registers import registers_on_amd
 from iree_lnbwd.schedules.elements import words
 from iree_lnbwd.schedules.ir_types import bindings, private, shared, storage
 from iree_lnbwd.schedules.one_pass_numbers import LINE_BYTES, OnePassNumbers
@@ -18,7 +19,7 @@ _SHARED_AT_ONCE = 128  # bytes of shared memory, allocated together (CUDA, "Occu
 # Workgroups that share a processor where rows are not copied ahead: a rule of thumb.
 _LOADING_AT_ONCE = 4
 # Registers of a thread besides its elements': estimated from ptxas's reports. AMD's hold addresses
-# of 64 bits for each lane; the estimate is large enough that no module of the matrix spills.
+# of 64 bits for each lane.
 _REGISTERS_FIXED = {"cuda": 40, "rocm": 64}
 # Where rows begin anywhere in an access, a thread keeps the edges of a row for later, and what it
 # needs to find them; more so where rows are read again.
@@ -30,10 +31,8 @@ _GATED = 0.75
 _GATED_READ_AGAIN = 2.75
 _GATED_CENTRED = 2.0  # more of layer norm's
 # What another gradient of the output, or a gate, takes that is loaded late, without a mean and with
-# one; layer norm's gate takes it twice. By reports of ptxas and of LLVM for AMD: 110 schedules of
-# eight widths (sm_80, gfx90a, gfx942, gfx1100).
-_LATE = 0.4
-_LATE_CENTRED = {"cuda": 1.2, "rocm": 1.0}
+# one; layer norm's gate takes it twice. By ptxas's reports of schedules of eight widths (sm_80).
+_LATE, _LATE_CENTRED = 0.4, 1.2
 
 
 @dataclass(frozen=True)
@@ -203,7 +202,18 @@ class OnePassMemory(OnePassNumbers):
         return exchange + weight
 
     def registers(self, spec: NormSpec, target: Target) -> float:
-        """Registers of a thread, by ptxas's reports: two accumulators, the row, the weight."""
+        """Registers of a thread: an estimate.
+
+        That from AMD's reports is below ptxas's for RMS norms whose rows stay in registers. There
+        the higher one is kept, with the schedules that follow from it.
+        """
+        if target.backend != "rocm":
+            return self._by_ptxas(spec, target)
+        on_amd = registers_on_amd(self, spec, self.chunks(spec, target) * self.vector)
+        return on_amd if self.rereads else max(on_amd, self._by_ptxas(spec, target))
+
+    def _by_ptxas(self, spec: NormSpec, target: Target) -> float:
+        """By ptxas's reports: two accumulators, the row, the weight."""
         dy, x, gamma = (
             DTYPES[name].numpy.itemsize / 4
             for name in (spec.dy_dtype, spec.dtype, spec.gamma_dtype)
@@ -219,7 +229,7 @@ class OnePassMemory(OnePassNumbers):
             an_element += dy + x
         if self.loads_late:
             centres, is_gated = spec.family.centres, spec.gate is not None
-            each = _LATE_CENTRED[target.backend] if centres else _LATE
+            each = _LATE_CENTRED if centres else _LATE
             an_element += each * (spec.grad_outputs - 1 + is_gated + (centres and is_gated))
         else:
             an_element += 2 * dy * (spec.grad_outputs - 1)  # of this row and of the next

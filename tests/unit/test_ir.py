@@ -271,6 +271,7 @@ def parts_of(spec: NormSpec, how: Schedule, target: Target = SM_90) -> set[str]:
         (OnePass(132, 1, 8, 4, rereads=True), "fetch/twice"),
         (OnePass(132, 1, 8, 4, ahead=2, slots=3), "fetch/async"),
         (OnePass(132, 1, 8, 4, ahead=2, slots=2, bulk=True), "fetch/bulk"),
+        (OnePass(132, 1, 8, 4), "places/known"),
         (OnePass(132, 1, 8, 4, ahead=2, slots=3), "rows/whole"),
         (OnePass(132, 1, 8, 8, ahead=2, slots=3), "rows/shifted"),
         (OnePass(132, 1, 8, 4, ahead=2, slots=3), "begin/in_two"),
@@ -302,6 +303,15 @@ def test_a_schedules_numbers_choose_between_parts(how: Schedule, part: str) -> N
     assert [other for other in parts if other.rpartition("/")[0] == folder] == [part]
     own = set(re.findall(r"@(\w+)\(%", compiler.read_ir(f"parts/{part}.mlir")))
     assert own & set(functions(compiler.source_text(spec, SM_90, schedule=how)))
+
+
+def test_amd_gpus_hide_places_of_rows_that_are_loaded_twice() -> None:
+    spec, twice = NormSpec((1004,), "bf16"), OnePass(104, 1, 2, 4, rereads=True)
+    gpu = find_target("gfx942")
+    assert "places/hidden" in parts_of(spec, twice, gpu)
+    assert '"=v,0"' in compiler.source_text(spec, gpu, schedule=twice)
+    for how, target in ((twice, SM_90), (replace(twice, rereads=False), gpu)):
+        assert "places/known" in parts_of(spec, how, target)
 
 
 def test_rows_that_begin_anywhere_choose_a_forwards_part() -> None:
