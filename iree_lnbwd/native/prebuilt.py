@@ -7,7 +7,7 @@ something else. So one is taken only if all of this holds, which is looked at be
 - Each header that it was compiled from is the same, byte for byte, in what is installed here. So
   classes and inline functions are the same: PyTorch's builds for the CPU and for CUDA share them.
 - Each symbol that it needs is there, in the version that it needs (of the C library, of C++'s, of
-  PyTorch), in libraries that this process has loaded.
+  PyTorch, of Python), in libraries that this process has loaded.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ def _are_there(symbols: Sequence[str], libraries: Sequence[str]) -> bool:
     try:
         process = ctypes.CDLL(None)
         plain, versioned = process.dlsym, process.dlvsym
-        handles = [ctypes.c_void_p(ctypes.CDLL(name)._handle) for name in libraries]
+        loaded = (process, *map(ctypes.CDLL, libraries))  # Python's own are the process's
+        handles = [ctypes.c_void_p(library._handle) for library in loaded]
     except (OSError, AttributeError):  # another C library has no versions
         return False
     for function in (plain, versioned):

@@ -1,9 +1,9 @@
 """What our libraries of C++ are compiled from, here or ahead.
 
-They use no API of Python's, so one serves all versions of Python. JAX's uses the API of XLA's
-custom calls, which is C. PyTorch's uses what changes with each release: LibTorch's stable ABI lacks
-autograd's nodes, sets of dispatch keys, the kernel that an operator had before, kernels with state,
-and the cache of autocast.
+Of Python's API they use the stable part, if any, so one serves all versions of Python. JAX's uses
+the API of XLA's custom calls, which is C. PyTorch's uses what changes with each release: LibTorch's
+stable ABI lacks autograd's nodes, sets of dispatch keys, the kernel that an operator had before,
+kernels with state, and the cache of autocast.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from typing import NamedTuple
 from iree_lnbwd.native.libraries import OWN_COPIES, THREADS
 
 _HERE = Path(__file__).parent
+# In a step of a model, the code of a call is not in the caches. So calls go to where they end: the
+# stubs of the linker are a fifth of what a small norm would fetch.
+_NO_STUBS = ("-fno-plt", "-fvisibility-inlines-hidden")
 
 
 class Sources(NamedTuple):
@@ -41,11 +44,15 @@ class Sources(NamedTuple):
 
 TORCH = Sources(
     "iree_lnbwd_torch.so",
-    files=(_HERE / "torch_native.cpp", _HERE / "torch_overrides.cpp"),
+    files=(
+        _HERE / "torch_native.cpp",
+        _HERE / "torch_overrides.cpp",
+        _HERE / "torch_python.cpp",
+    ),
     headers=tuple(sorted(_HERE.glob("*.h"))),
     # OpenMP's pragmas are in PyTorch's headers. Its library is not named: it is the one of PyTorch.
-    compiled=("-O2", "-fopenmp"),
-    linked=(*OWN_COPIES, *THREADS),
+    compiled=("-O2", "-fopenmp", *_NO_STUBS),
+    linked=(*OWN_COPIES, *THREADS, "-Wl,-Bsymbolic-functions"),
 )
 JAX = Sources(
     "iree_lnbwd_jax.so",

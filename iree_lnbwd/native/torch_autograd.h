@@ -377,19 +377,34 @@ class WithAutograd final : public c10::OperatorKernel {
   const Norm& norm_;
 };
 
-// A norm's output alone: by the norm's kernel if nothing is between, else by its operator.
+// A norm's output alone, if nothing is between a caller and the norm's kernel; whether it is so.
+inline bool output_alone(int64_t number, Stack* stack) {
+  const Norm& norm = *norms()[number];
+  const Taken taken(norm, *stack);
+  switch (first_key(taken.tensors)) {
+    case DispatchKey::AutogradCPU:
+    case DispatchKey::AutogradCUDA:
+      with_autograd(number, norm, taken, stack);
+      break;
+    case DispatchKey::CPU:
+    case DispatchKey::CUDA:
+      without_autograd(norm, taken, stack);
+      break;
+    default:
+      return false;
+  }
+  torch::jit::drop(*stack, norm.results - 1);
+  return true;
+}
+
+// The same: by the norm's kernel if nothing is between, else by its operator.
 class Output final : public c10::OperatorKernel {
  public:
   explicit Output(int64_t number) : number_(number), norm_(*norms()[number]) {}
 
   void operator()(const OperatorHandle&, DispatchKeySet, Stack* stack) {
-    const Taken taken(norm_, *stack);
-    const DispatchKey first = first_key(taken.tensors);
-    if (first == DispatchKey::AutogradCPU || first == DispatchKey::AutogradCUDA) {
-      with_autograd(number_, norm_, taken, stack);
-    } else {
-      norm_.itself.call(stack);
-    }
+    if (output_alone(number_, stack)) return;
+    norm_.itself.call(stack);
     torch::jit::drop(*stack, norm_.results - 1);
   }
 

@@ -252,6 +252,7 @@ inline std::optional<Kind> kind_of(const Op& op, const Given& given, const Optio
 
 // Launches a call, if it is known.
 inline std::optional<Results> known(const Op& op, const Given& given, const Options& options) {
+  if (!given[op.data]) return std::nullopt;  // Python says what is wrong
   for (size_t i = 0; i < op.arguments.size(); ++i) {
     if (!given[i] || !op.arguments[i].is_read) continue;
     if (!is_there(*given[i])) return std::nullopt;

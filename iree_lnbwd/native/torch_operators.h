@@ -127,6 +127,9 @@ struct Taken {
     for (size_t i = 0; i < norm.op.arguments.size(); ++i) {
       if (norm.takes(norm.op.arguments[i])) tensors[i] = pointer_to(*next++);
     }
+    // PyTorch takes None for any tensor, and hands on one that is undefined.
+    const Operand& data = norm.op.arguments[norm.op.data];
+    TORCH_CHECK_TYPE(tensors[norm.op.data], data.name, ": expected a tensor, got None");
     normalized_shape = *next++;
     eps = double_of(*next++);
     if (norm.own_forward) {
@@ -152,6 +155,10 @@ inline std::optional<int64_t> integer_of(const IValue& value) {
   return value.isInt() ? value.toInt() : value.toSymInt().guard_int(__FILE__, __LINE__);
 }
 
+inline bool has_module(at::ScalarType type) {
+  return type == at::kFloat || type == at::kHalf || type == at::kBFloat16 || type == at::kDouble;
+}
+
 // PyTorch's own takes one element type only on GPUs; Python widens, or refuses, the others.
 inline void forward_by_pytorch(const Norm& norm, const Taken& taken, Stack* stack) {
   const Op& op = norm.op;
@@ -162,9 +169,7 @@ inline void forward_by_pytorch(const Norm& norm, const Taken& taken, Stack* stac
   const auto alike = [&](const Tensor* tensor) {
     return !tensor || (tensor->scalar_type() == type && tensor->device() == input.device());
   };
-  const bool has_module =
-      type == at::kFloat || type == at::kHalf || type == at::kBFloat16 || type == at::kDouble;
-  if (!has_module || !alike(weight) || !alike(bias)) return norm.by_aten.call(stack);
+  if (!has_module(type) || !alike(weight) || !alike(bias)) return norm.by_aten.call(stack);
   const auto given = [](const Tensor* tensor) {
     return tensor ? std::optional<Tensor>(*tensor) : std::nullopt;
   };
@@ -260,7 +265,9 @@ inline DispatchKey first_key(const Given& given) {
   }
   const auto of_thread = c10::impl::tls_local_dispatch_key_set();
   keys = (keys | of_thread.included_) - of_thread.excluded_;
-  return keys.remove(DispatchKey::BackendSelect).highestPriorityTypeId();
+  // None of ours changes a tensor in place, or returns a view.
+  keys = keys - DispatchKeySet({DispatchKey::BackendSelect, DispatchKey::ADInplaceOrView});
+  return keys.highestPriorityTypeId();
 }
 
 // Whether the dispatcher would come to our own kernel at once: no mode, no subclass of Tensor and no

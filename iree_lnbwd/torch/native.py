@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import functools
 import io
 import logging
@@ -17,6 +18,7 @@ import os
 import shlex
 import shutil
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Hashable, Iterator, Sequence
@@ -132,7 +134,7 @@ def _prebuilt() -> Path | None:
 def _loaded() -> tuple[bool, UnusableError | None]:
     """Whether the operators are there, and why they were not kept."""
     library = _library()
-    names = " and ".join(path.name for path in TORCH.files)
+    names = ", ".join(path.name for path in TORCH.files)
     what = f"{names} for PyTorch {torch.__version__}"
     try:
         if _load_kept(library) or _load_prebuilt(library):
@@ -214,6 +216,20 @@ def _put_in_place() -> None:
         )
         if norm in WITH_OUTPUT:
             ours.register_output(number, norm.name + OUTPUT)
+    _put_functions_in_place()
+
+
+def _put_functions_in_place() -> None:
+    """Functions of Python's in C++, if there are any: PyTorch takes longer to call an operator."""
+    address = torch.ops.iree_lnbwd.maker_of_functions()
+    if not address or sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return
+    objects = (ctypes.py_object,) * 3
+    make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_int64, *objects)(address)
+    for number, norm in enumerate(ALL_NORMS):
+        if norm in WITH_OUTPUT:
+            plain = (number, Tensor, torch.nn.Parameter)
+            norm.compute_alone_by(make(*plain, norm.output_alone), make(*plain, None))
 
 
 def _row(operand: Operand) -> str:

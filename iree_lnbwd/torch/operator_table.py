@@ -165,6 +165,19 @@ class Norm:
         """What the operator that returns the output alone calls, and nothing else."""
         return operator(self.name + OUTPUT)._op
 
+    @functools.cached_property
+    def plain_output(self) -> Any:
+        """As `output_alone`, but None for all that is not plain.
+
+        Plain are tensors on the CPU or a GPU, of one element type, with parameters of one
+        dimension, while nothing is between a caller and the operator: no transform, no mode.
+        """
+        return lambda *_arguments: None
+
+    def compute_alone_by(self, output_alone: Any, plain_output: Any) -> None:
+        """Replaces them, by what takes and returns the same."""
+        vars(self).update(output_alone=output_alone, plain_output=plain_output)
+
     @property
     def packet(self) -> Any:
         """It and its overloads, of which it has one."""

@@ -114,8 +114,9 @@ def check(first: str, /, **kinds: TensorKind) -> None:
     Raises:
         TypeError, ValueError: Naming the tensor, what came and what was expected.
     """
-    of_first = kinds[first]
-    assert of_first is not None
+    of_first = kinds.get(first)
+    if of_first is None:
+        raise TypeError(f"{first}: expected a tensor, got None")
     device, dtype = of_first
     if device.type not in _DEVICE_TYPES:
         raise ValueError(f"{first}: expected a tensor on the CPU or on a GPU, got one on {device}")

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 
 from iree_lnbwd.ops.operands import Gate, Op
 from iree_lnbwd.torch import sharding, supported
@@ -120,6 +121,8 @@ class Form:
             host less then, and a compiled model has fewer guards.
         has_own_forward: Whether the forward is this package's, which may lack a module for it, and
             not PyTorch's; it follows from the others.
+        is_pytorchs: Whether it is the norm that ``nn.LayerNorm`` computes, of all inputs that our
+            functions take; it follows from the others.
     """
 
     op: Op
@@ -150,11 +153,15 @@ class Form:
     of_heads: bool = False
     usual: tuple[torch.dtype, ...] = field(init=False, repr=False, compare=False)
     has_own_forward: bool = field(init=False, repr=False, compare=False)
+    is_pytorchs: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "usual", tuple(filter(self._is_usual, supported.DTYPES)))
         own = not self.op.centres or self.weight_offset != 0.0
         object.__setattr__(self, "has_own_forward", own)
+        all_are_usual = len(self.usual) == len(supported.DTYPES)
+        pytorchs = all_are_usual and not own and self.ranks is None and self.shape_name is not None
+        object.__setattr__(self, "is_pytorchs", pytorchs)
 
     def __str__(self) -> str:
         parts = ["L2 norm" if self.is_l2 else "layer norm" if self.op.centres else "RMS norm"]
@@ -328,6 +335,22 @@ class Form:
         """
         if type(input) is not Tensor:
             return None
+        output: Tensor | None
+        if self.is_pytorchs and not is_dynamo_compiling():
+            own = module.__dict__  # what is not there, is looked for below
+            there, weight_name, bias_name = own["_parameters"], self.weight_name, self.bias_name
+            weight, bias = there.get(weight_name), there.get(bias_name)  # None has none
+            dims = own.get(self.shape_name)
+            if (
+                type(dims) is tuple
+                and len(dims) == 1
+                and not (weight is None and weight_name)
+                and not (bias is None and bias_name)
+            ):
+                given = self.eps if self.eps_name is None else own.get(self.eps_name)
+                output = PYTORCHS_LAYER_NORM.plain_output(input, weight, bias, dims[0], given)
+                if output is not None:
+                    return output
         dtype = input.dtype
         if (
             dtype not in self.usual
@@ -337,7 +360,7 @@ class Form:
             or (self.ranks is not None and input.dim() not in self.ranks)
         ):
             return None
-        is_compiling = torch.compiler.is_dynamo_compiling()
+        is_compiling = is_dynamo_compiling()
         if is_compiling:
             weight, bias = self.parameters(module)
         elif torch._C._get_tracing_state():  # as nn.Module asks for it
@@ -361,7 +384,6 @@ class Form:
         if bias is not None and (bias.dtype is not dtype or bias.dim() != rank):
             return None
         eps: Any = self.eps if self.eps_name is None else getattr(module, self.eps_name)
-        output: Tensor
         if rank == 1 and not is_compiling and not self.has_own_forward:
             output = PYTORCHS_LAYER_NORM.output_alone(input, weight, bias, dims[0], eps)
             return output
