@@ -15,7 +15,7 @@ from iree_lnbwd.schedules.one_pass_numbers import OnePassNumbers
 # Beside its elements': addresses of 64 bits for each lane, and chunks that are loaded or worked on.
 _FIXED_READ_AGAIN, _FIXED_HELD = 64, 50
 _FROM_OUTPUT_READ_AGAIN = 16  # a chunk of the bias and of 1 / g, beside a mean
-_LATE_READ_AGAIN = 8  # a chunk of a gate, or of other gradients
+_LATE_READ_AGAIN = 8  # a chunk of a gate, or of each of the other gradients
 _KEPT = 3  # numbers of an element between a row's sums and its dx: dy, xhat and dy * g
 _ADDED_READ_AGAIN = 1.5  # times the other gradients, which are added up for the sums and for dx
 # A gate's factor and its derivative; and of layer norms, what is before them.
@@ -43,7 +43,7 @@ def registers_on_amd(one: OnePassNumbers, spec: NormSpec, elements: int) -> floa
     if one.rereads:
         fixed = _FIXED_READ_AGAIN
         fixed += _FROM_OUTPUT_READ_AGAIN if spec.from_output and spec.family.centres else 0
-        fixed += _LATE_READ_AGAIN if one.loads_late else 0
+        fixed += _LATE_READ_AGAIN * max(1, spec.grad_outputs - 1) if one.loads_late else 0
         an_element += 0 if one.loads_late else _ADDED_READ_AGAIN * others
     else:
         fixed = _FIXED_HELD
