@@ -20,6 +20,11 @@ _CLUSTERS = (2, 4, 8)
 # no cluster has ways with as few, there are more of them.
 _ELEMENTS = {2: (32,), 4: (16, 20, 24)}
 _THREADS = (range(128, 513), range(128, 705))
+# Wide rows of f32 with a mean take accesses that divide them, a thread has more elements, by those
+# of an access, and nothing is fetched ahead. From 2620 schedules of 19 widths from 20001 to 120005,
+# on an H200.
+_LEAST_OF_F32_WITH_MEAN = {4: 42_000, 2: 30_000, 1: 30_000}  # columns
+_ELEMENTS_OF_F32_WITH_MEAN = {4: (24, 28, 32), 2: (28, 32), 1: (20, 24)}
 # Bytes of rows that a multiprocessor should have at once, at most, with a mean and without: a mean
 # takes another sum, in which less is on its way. With fewer than enough, there is one row more.
 _AT_ONCE = {True: 80_000, False: 62_000}
@@ -31,7 +36,7 @@ _FEWEST_THREADS = 768
 _AS_MANY = 0.9  # of the most bytes: of ways that have about as many, the largest cluster is taken
 # Registers of a thread besides its elements, by their bytes; and where rows begin anywhere in an
 # access, so that it has them in two alignments.
-_BESIDE, _BESIDE_SHIFTED = {2: 24, 4: 16}, 16
+_BESIDE, _BESIDE_SHIFTED, _BESIDE_F32_WITH_MEAN = {2: 24, 4: 16}, 16, 12
 
 
 def choose_clustered(spec: NormSpec, target: Target, product: Product) -> Forward | None:
@@ -43,7 +48,8 @@ def choose_clustered(spec: NormSpec, target: Target, product: Product) -> Forwar
     size = bytes_of(normalized(spec))
     if spec.columns <= _MOST_ALONE.get(size, spec.columns) or not target.has_clusters:
         return None
-    vectors = (widest_access(dtypes), widest_vector(spec.columns, dtypes))
+    whole = widest_vector(spec.columns, dtypes)
+    vectors = (whole,) if _is_f32_with_mean(spec) else (widest_access(dtypes), whole)
     for vector, threads in itertools.product(vectors, _THREADS):
         ways = [w for cluster in _CLUSTERS if (w := _way(spec, target, vector, cluster, threads))]
         if ways:
@@ -61,7 +67,8 @@ def _way(
     vectors = own_columns(spec, cluster, vector) // vector
     size, lanes = bytes_of(normalized(spec)), target.subgroup_size
     is_narrow = size < WORD_BYTES and not spec.gate_first and not spec.has(RESIDUAL)
-    for chunks in (elements // vector for elements in _ELEMENTS[size]):
+    ways = _ELEMENTS_OF_F32_WITH_MEAN[vector] if _is_f32_with_mean(spec) else _ELEMENTS[size]
+    for chunks in (elements // vector for elements in ways):
         way = Forward(
             rows=1,
             threads=-(-vectors // (chunks * lanes)) * lanes,
@@ -76,6 +83,14 @@ def _way(
     return None
 
 
+def _is_f32_with_mean(spec: NormSpec) -> bool:
+    """Whether a row is of f32, has two sums, and is as wide as those that were measured."""
+    if not spec.family.centres or bytes_of(normalized(spec)) != WORD_BYTES:
+        return False
+    vector = widest_vector(spec.columns, (normalized(spec),))
+    return spec.columns >= _LEAST_OF_F32_WITH_MEAN[vector]
+
+
 def _ahead(spec: NormSpec, target: Target, product: Product, way: Forward) -> Forward:
     """The same, with rows ahead and as many workgroups at once as leave room for them.
 
@@ -86,6 +101,7 @@ def _ahead(spec: NormSpec, target: Target, product: Product, way: Forward) -> Fo
     fits = wanted * _bytes(spec, way, tensors) <= _MOST_AHEAD and not spec.strided_rows
     needs_threads = spec.family.centres and tensors == 1 and wanted < most
     is_busy = wanted * way.threads >= _FEWEST_THREADS
+    fits = fits and not _is_f32_with_mean(spec)
     if fits and (is_busy or not needs_threads):
         return replace(way, resident=wanted, ahead=product.processors * wanted // way.cluster)
     return replace(way, resident=most)
@@ -114,7 +130,8 @@ def _most(spec: NormSpec, target: Target, way: Forward, tensors: int = 1) -> int
     elements, size = way.chunks * way.vector, bytes_of(normalized(spec))
     words = elements * size // WORD_BYTES
     held = words if way.packs else elements
-    held += _BESIDE_SHIFTED + words if way.shifted(spec) else _BESIDE[size]
+    beside = _BESIDE_F32_WITH_MEAN if _is_f32_with_mean(spec) else _BESIDE[size]
+    held += _BESIDE_SHIFTED + words if way.shifted(spec) else beside
     registers = held + (tensors - 1) * words
     subgroups = way.threads // target.subgroup_size
     counts = range(MOST_BUSY // way.threads, 1, -1)

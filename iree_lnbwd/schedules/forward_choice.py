@@ -10,7 +10,7 @@ from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.operands import ADDED_BIAS, RESIDUAL
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.cluster_choice import choose_clustered
-from iree_lnbwd.schedules.elements import most_elements, widest_vector, words
+from iree_lnbwd.schedules.elements import most_elements, widest_access, widest_vector, words
 from iree_lnbwd.schedules.forward import WORD_BYTES, Forward, bytes_of, normalized, weighs
 from iree_lnbwd.schedules.rules import FEWEST_THREADS, MOST_BUSY
 from iree_lnbwd.schedules.shifted_choice import choose_shifted
@@ -19,6 +19,17 @@ from iree_lnbwd.schedules.shifted_choice import choose_shifted
 # Elements of a row that a thread has at best, by their bytes.
 _ELEMENTS = {2: 22, 4: 8, 8: 8}
 _ELEMENTS_OF_NARROW_ACCESSES = 10  # of 4 bytes or less
+# On NVIDIA's GPUs, from so many columns on, there are more of these, with a mean and without. From
+# 1902 schedules of 30 widths from 265 to 13001, on an H200, as what follows about subgroups.
+_LEAST_OF_MORE = 193
+_MORE_OF_NARROW_ACCESSES = {True: 14, False: 12}
+# Where a subgroup keeps a whole row with a mean, no sum goes through shared memory: elements of its
+# threads at most, by their bytes.
+_ELEMENTS_OF_SUBGROUP = {2: 32, 4: 16}
+# Accesses half as wide are taken if they leave so much fewer columns idle: a layer norm of 1032 in
+# bf16 went from 84 % of the ceiling to 94.
+_LESS_IDLE = 0.85
+_IDLE_OF_HALVED = 1.25  # as below, of these
 # Rows of a head's width, from 251 schedules of 64, 128 and 256 columns: a thread has more of them,
 # by their bytes, nothing caps its registers, and workgroups are larger, but for rows that have
 # little to load.
@@ -37,8 +48,10 @@ _BUSY = 1024  # threads of a multiprocessor that there should be at once, which 
 _BUSIER = 1536  # likewise, of a biased row without a residual that has few words in each
 _FEW_WORDS = 16  # 32-bit words of a row that a thread has, in the type of sums
 # Rows of 32 bits are always loaded with their weights, up to so many columns and elements of a
-# thread.
+# thread. So are those of narrow accesses, with fewer columns.
 _EARLY_COLUMNS = 2048
+_EARLY_COLUMNS_OF_NARROW_ACCESSES = 1024
+_BUSY_EARLY = 832  # threads of a multiprocessor that there should be at once then
 _EARLY_ELEMENTS_OF_THREAD = 8
 # Rows of more threads than that stay narrow: 4096 x 16384 in bf16 took an H200 63.1 us in place of
 # 67.5, with three workgroups on a multiprocessor in place of two.
@@ -52,9 +65,12 @@ _WARPS_OF_SETS = 2
 _REGISTERS_OF_SETS = {2: 8, 4: 32}
 _REGISTER_FILE = 1 << 16  # of the H200's multiprocessor, where the numbers are from
 _FEW_ROWS = 256  # up to which a call has few
+# Of 16 bits, where threads have more: 512 x 768 in bf16 took an H200 2.9 us, and 2.1 as few rows.
+_MORE_FEW_ROWS = 768
 _FEW_ELEMENTS = 1 << 20  # likewise
 _MOST_THREADS = 1024  # that share a row that is not in registers
 _WARPS = 4  # subgroups of a workgroup whose rows are narrow
+_FEW_WARPS = 2  # likewise, of rows that fill one, or begin early and fill two
 _LEAST_THREADS = 4  # of a row that has so many accesses: fewer load too few bytes side by side
 _SHARED_BYTES = 1 << 16  # of a wide row without a residual; of a wider one, too few fit
 
@@ -78,9 +94,9 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
     across = choose_clustered(spec, target, product) or choose_shifted(spec, target)
     if across is not None:
         return replace(across, most_few_rows=_most_few_rows(spec, target, early=False))
-    vector = widest_vector(spec.columns, (normalized(spec),))
     lanes = target.subgroup_size
-    shared_out = _shared_out(spec, lanes, vector)
+    vector = _vector(spec, target)
+    shared_out = _shared_out(spec, target, vector)
     if shared_out is None:
         return _wide(spec, target, vector)
     chunks, threads = shared_out
@@ -90,7 +106,13 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
     is_head = _is_head(spec, vector)
     is_light_head = is_head and is_narrow and not spec.family.centres
     has_sets = _has_sets(spec, vector)
+    in_subgroup = _fits_subgroup(spec, target, vector, shared_out)
     usual_warps = _WARPS_OF_SETS if has_sets else _WARPS
+    is_slow = _is_slow(spec, vector)
+    is_short = _has_more(spec, target) and spec.columns <= _EARLY_COLUMNS_OF_NARROW_ACCESSES
+    is_short_slow = is_short and is_slow and not has_two
+    if in_subgroup or (is_short_slow and threads > lanes):
+        usual_warps = _FEW_WARPS
     warps = _HEAD_WARPS if is_head and not is_light_head else usual_warps
     rows = max(1, warps * lanes // threads)
     if spec.rows is not None:
@@ -116,10 +138,13 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
     # The weights would take registers beside a gate's, until the row's sums are there: bf16 of 128
     # and 2048 columns went from 91 and 85 % of the ceiling to 98 and 90, f32 of 7160 from 88 to 104
     # (H200, after the norm).
-    fits_early = is_light_head or has_sets or (fits_early and not is_narrow)
+    fits_early = (fits_early or in_subgroup) and not is_narrow
+    fits_early = is_light_head or has_sets or is_short_slow or fits_early
     early = weighs(spec) and spec.gate is None and fits_early
+    busy = _BUSY_EARLY if is_short_slow else busy
     # f32 rows of two tensors take the registers that they need, and so do many narrow accesses.
-    is_free = (has_residual and not is_narrow) or _is_slow(spec, vector) or is_head
+    is_free_slow = is_slow and (has_two or not _has_more(spec, target))
+    is_free = (has_residual and not is_narrow) or is_free_slow or is_head
     return Forward(
         rows=rows,
         threads=threads,
@@ -136,36 +161,83 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
 def _most_few_rows(spec: NormSpec, target: Target, *, early: bool) -> int:
     """How many rows are few; 0 if a kernel of their own would not differ."""
     differs = weighs(spec) and (not early or target.has_cache_policies)
-    return min(_FEW_ROWS, _FEW_ELEMENTS // spec.columns) if differs else 0
+    is_narrow = bytes_of(normalized(spec)) < WORD_BYTES
+    most = _MORE_FEW_ROWS if is_narrow and _has_more(spec, target) else _FEW_ROWS
+    return min(most, _FEW_ELEMENTS // spec.columns) if differs else 0
 
 
-def _shared_out(spec: NormSpec, lanes: int, vector: int) -> tuple[int, int] | None:
+def _vector(spec: NormSpec, target: Target) -> int:
+    """Elements of an access: as many as divide a row, or half of them."""
+    widest = widest_vector(spec.columns, (normalized(spec),))
+    half = max(1, widest // 2)
+    covered = {
+        vector: vector * math.prod(way)
+        for vector in (widest, half)
+        if (way := _shared_out(spec, target, vector)) is not None
+    }
+    is_plain = not _has_sets(spec, widest) and not _is_slow(spec, half)
+    if (
+        is_plain
+        and _has_more(spec, target)
+        and len(covered) > 1
+        and covered[half] <= _LESS_IDLE * covered[widest]
+    ):
+        return half
+    return widest
+
+
+def _has_more(spec: NormSpec, target: Target) -> bool:
+    """Whether threads of a narrow row have more of it than elsewhere."""
+    is_head = _is_head(spec, widest_vector(spec.columns, (normalized(spec),)))
+    return target.backend == "cuda" and spec.columns >= _LEAST_OF_MORE and not is_head
+
+
+def _fits_subgroup(spec: NormSpec, target: Target, vector: int, way: tuple[int, int]) -> bool:
+    """Whether a row with a mean stays in a subgroup, in accesses that are not narrow."""
+    (chunks, threads), lanes = way, target.subgroup_size
+    most = _ELEMENTS_OF_SUBGROUP.get(bytes_of(normalized(spec)), 0)
+    is_plain = _has_more(spec, target) and not (_is_slow(spec, vector) or _has_sets(spec, vector))
+    # Half a subgroup, only where the widest accesses divide a row: else 508 columns in bf16 went
+    # from 95 % of the ceiling to 92.
+    is_whole = threads == lanes or spec.columns % widest_access((normalized(spec),)) == 0
+    fits = threads <= lanes and chunks * vector <= most
+    return spec.family.centres and is_plain and is_whole and fits
+
+
+def _shared_out(spec: NormSpec, target: Target, vector: int) -> tuple[int, int] | None:
     """Vectors of a thread, and the threads of a row; None if registers cannot keep it.
 
     Few threads are to be idle. Among ways that leave about as few, a thread has about as many
     elements as the rules say.
     """
     size, vectors = bytes_of(normalized(spec)), spec.columns // vector
+    lanes, centres = target.subgroup_size, spec.family.centres
     most, is_slow = most_elements(spec), _is_slow(spec, vector)
     ways = []
     for chunks in range(_FEWEST_CHUNKS, most // vector + 1):
         threads = _threads(-(-vectors // chunks), lanes, vectors)
         most_threads = _THREADS
         if size < WORD_BYTES and (chunks + 1) * vector <= most and not is_slow:
-            most_threads = _CENTRED_THREADS if spec.family.centres else _NARROW_THREADS
+            most_threads = _CENTRED_THREADS if centres else _NARROW_THREADS
         if threads <= most_threads:
             ways.append((-(-vectors // threads), threads))
     if not ways:
         return None
     least = min(chunks * threads for chunks, threads in ways)
+    has_more = _has_more(spec, target)
+    of_slow = _MORE_OF_NARROW_ACCESSES[centres] if has_more else _ELEMENTS_OF_NARROW_ACCESSES
 
     def misses(way: tuple[int, int]) -> float:
+        if _fits_subgroup(spec, target, vector, way):
+            return -way[0]
         usual = _HEAD_ELEMENTS[size] if _is_head(spec, vector) else _ELEMENTS[size]
         usual = _ELEMENTS_OF_SETS[size] if _has_sets(spec, vector) else usual
-        best = _ELEMENTS_OF_NARROW_ACCESSES if is_slow else usual
+        best = of_slow if is_slow else usual
         return abs(math.log2(way[0] * vector / best))
 
-    return min((way for way in ways if math.prod(way) <= _IDLE[size] * least), key=misses)
+    is_halved = vector < widest_vector(spec.columns, (normalized(spec),))
+    idle = _IDLE_OF_HALVED if is_halved else _IDLE[size]
+    return min((way for way in ways if math.prod(way) <= idle * least), key=misses)
 
 
 def _is_slow(spec: NormSpec, vector: int) -> bool:

@@ -11,10 +11,13 @@ from iree_lnbwd.schedules.rules import own_columns
 
 # From 1317 schedules of 44 widths from 67 to 98277, on an H200.
 _LEAST_COLUMNS = 64
-# Widths of rows of 16 bits for which other accesses are faster: of a pair of elements, with a mean
-# and without, and of a single one with a mean.
+# Widths of rows for which other accesses are faster: of 16 bits, of a pair of elements, with a mean
+# and without; and of a single one, by their bytes, too.
 _IN_PAIRS = {True: (range(3000), range(12289, 1 << 31)), False: (range(2000),)}
-_ONE_BY_ONE = range(193, 3000)
+_ONE_BY_ONE = {
+    2: {True: range(193, 3000), False: range(257, 420)},
+    4: {True: range(193, 561), False: range(257, 390)},
+}
 _WIDEST_F32 = 24576  # columns
 # Elements of a row that a thread has, by their bytes: with few threads, and with more.
 _ELEMENTS = {2: (32, 32), 4: (24, 28)}
@@ -61,11 +64,10 @@ def _is_worth_it(spec: NormSpec, size: int) -> bool:
     columns, centres = spec.columns, spec.family.centres
     if size not in _ELEMENTS or paired > WORD_BYTES or columns < _LEAST_COLUMNS:
         return False
-    if size == WORD_BYTES:
-        return columns <= _WIDEST_F32
-    if paired > size:
+    if size < WORD_BYTES and paired > size:
         return all(columns not in widths for widths in _IN_PAIRS[centres])
-    return not (centres and columns in _ONE_BY_ONE)
+    is_known = size < WORD_BYTES or columns <= _WIDEST_F32
+    return is_known and columns not in _ONE_BY_ONE[size][centres]
 
 
 def _in_registers(spec: NormSpec, size: int, threads: int) -> tuple[bool, bool, int]:

@@ -34,11 +34,17 @@ def wide_forwards() -> Iterator[tuple[NormSpec, Forward]]:
         yield from ((spec, choice(spec)) for spec in (plain, added, *gated))
 
 
+def is_f32_layer_norm(spec: NormSpec) -> bool:
+    return spec.family.centres and spec.dtype == "f32"
+
+
 def test_wide_forwards_read_whole_accesses_once() -> None:
+    """Layer norms of f32 were faster by narrower ones, which divide a row."""
     for spec, one in wide_forwards():
         assert one.in_registers, spec
         assert one.cluster > 1, spec
-        assert one.vector * DTYPES[spec.dtype].numpy.itemsize == 16, spec
+        is_whole = one.vector * DTYPES[spec.dtype].numpy.itemsize == 16
+        assert is_whole or (is_f32_layer_norm(spec) and spec.columns % one.vector == 0), spec
 
 
 def test_rows_ahead_fit_the_cache_beside_those_at_work() -> None:
