@@ -65,9 +65,9 @@ _WARPS_OF_SETS = 2
 _REGISTERS_OF_SETS = {2: 8, 4: 32}
 _REGISTER_FILE = 1 << 16  # of the H200's multiprocessor, where the numbers are from
 _FEW_ROWS = 256  # up to which a call has few
+_FEW_ELEMENTS = 1 << 20  # likewise
 # Of 16 bits, where threads have more: 512 x 768 in bf16 took an H200 2.9 us, and 2.1 as few rows.
 _MORE_FEW_ROWS = 768
-_FEW_ELEMENTS = 1 << 20  # likewise
 _MOST_THREADS = 1024  # that share a row that is not in registers
 _WARPS = 4  # subgroups of a workgroup whose rows are narrow
 _FEW_WARPS = 2  # likewise, of rows that fill one, or begin early and fill two
@@ -108,10 +108,8 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
     has_sets = _has_sets(spec, vector)
     in_subgroup = _fits_subgroup(spec, target, vector, shared_out)
     usual_warps = _WARPS_OF_SETS if has_sets else _WARPS
-    is_slow = _is_slow(spec, vector)
-    is_short = _has_more(spec, target) and spec.columns <= _EARLY_COLUMNS_OF_NARROW_ACCESSES
-    is_short_slow = is_short and is_slow and not has_two
-    if in_subgroup or (is_short_slow and threads > lanes):
+    is_slow, is_short = _is_slow(spec, vector), _is_short(spec, target, vector)
+    if in_subgroup or (is_short and threads > lanes):
         usual_warps = _FEW_WARPS
     warps = _HEAD_WARPS if is_head and not is_light_head else usual_warps
     rows = max(1, warps * lanes // threads)
@@ -132,16 +130,8 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
     if has_sets:
         registers = _REGISTERS_OF_SETS[bytes_of(normalized(spec))] + 2 * chunks * vector
         busy = min(MOST_BUSY, _REGISTER_FILE // registers)
-    few_elements = chunks * vector <= _EARLY_ELEMENTS_OF_THREAD
-    is_short = spec.columns <= _EARLY_COLUMNS and few_elements
-    fits_early = is_head or has_residual or is_short
-    # The weights would take registers beside a gate's, until the row's sums are there: bf16 of 128
-    # and 2048 columns went from 91 and 85 % of the ceiling to 98 and 90, f32 of 7160 from 88 to 104
-    # (H200, after the norm).
-    fits_early = (fits_early or in_subgroup) and not is_narrow
-    fits_early = is_light_head or has_sets or is_short_slow or fits_early
-    early = weighs(spec) and spec.gate is None and fits_early
-    busy = _BUSY_EARLY if is_short_slow else busy
+    busy = _BUSY_EARLY if is_short else busy
+    early = _is_early(spec, target, vector, shared_out)
     # f32 rows of two tensors take the registers that they need, and so do many narrow accesses.
     is_free_slow = is_slow and (has_two or not _has_more(spec, target))
     is_free = (has_residual and not is_narrow) or is_free_slow or is_head
@@ -156,6 +146,32 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
         packs=packs,
         resident=1 if is_free else max(1, busy // (rows * threads)),
     )
+
+
+def _is_short(spec: NormSpec, target: Target, vector: int) -> bool:
+    """Whether a row comes in narrow accesses, and so few that its weights are loaded with it."""
+    has_two = spec.has(RESIDUAL) or spec.gate is not None
+    is_short = spec.columns <= _EARLY_COLUMNS_OF_NARROW_ACCESSES
+    return is_short and _is_slow(spec, vector) and _has_more(spec, target) and not has_two
+
+
+def _is_early(spec: NormSpec, target: Target, vector: int, way: tuple[int, int]) -> bool:
+    """Whether weights are loaded with many rows, too.
+
+    They would take registers beside a gate's, until the row's sums are there: bf16 of 128 and 2048
+    columns went from 91 and 85 % of the ceiling to 98 and 90, f32 of 7160 from 88 to 104 (H200,
+    after the norm).
+    """
+    if not weighs(spec) or spec.gate is not None:
+        return False
+    if _has_sets(spec, vector) or _is_short(spec, target, vector):
+        return True
+    is_head = _is_head(spec, vector)
+    if bytes_of(normalized(spec)) < WORD_BYTES:
+        return is_head and not spec.family.centres
+    has_few = way[0] * vector <= _EARLY_ELEMENTS_OF_THREAD and spec.columns <= _EARLY_COLUMNS
+    in_subgroup = _fits_subgroup(spec, target, vector, way)
+    return is_head or has_few or in_subgroup or spec.has(RESIDUAL)
 
 
 def _most_few_rows(spec: NormSpec, target: Target, *, early: bool) -> int:
