@@ -247,6 +247,14 @@ def test_usual_widths_take_one_pass_and_the_widest_two() -> None:
     assert isinstance(schedules.choose(NormSpec((65536,), "f64"), gpu("sm_80")), TwoPass)
 
 
+def test_two_gated_rows_in_f32_are_not_kept_in_registers() -> None:
+    """As it was fitted, a schedule of fewer columns spilled 118 of them, and took twice as long."""
+    spec = NormSpec((24576,), "f32", op=RMS_NORM_BACKWARD.name, gate="after")
+    chosen = schedules.choose(spec, gpu("sm_90"))
+    assert isinstance(chosen, OnePass)
+    assert chosen.slots > 0
+
+
 # Columns up to which every GPU has room for several gradients. The smallest has the least, for
 # layer norm's odd rows in 16 bits.
 _MOST_OF_SEVERAL = 98304
