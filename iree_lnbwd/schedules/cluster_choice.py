@@ -21,7 +21,7 @@ _CLUSTERS = (2, 4, 8)
 _ELEMENTS = {2: (32,), 4: (16, 20, 24)}
 _THREADS = (range(128, 513), range(128, 705))
 # Wide rows of f32 with a mean take accesses that divide them, a thread has more elements, by those
-# of an access, and nothing is fetched ahead. From 2620 schedules of 19 widths from 20001 to 120005,
+# of an access, and nothing is fetched ahead. From 2620 schedules of 16 widths from 20001 to 120005,
 # on an H200.
 _LEAST_OF_F32_WITH_MEAN = {4: 42_000, 2: 30_000, 1: 30_000}  # columns
 _ELEMENTS_OF_F32_WITH_MEAN = {4: (24, 28, 32), 2: (28, 32), 1: (20, 24)}
@@ -98,10 +98,10 @@ def _ahead(spec: NormSpec, target: Target, product: Product, way: Forward) -> Fo
     """
     tensors = 2 if spec.has(RESIDUAL) or spec.gate is not None else 1
     wanted, most = _wanted(spec, target, way, tensors), _most(spec, target, way, tensors)
-    fits = wanted * _bytes(spec, way, tensors) <= _MOST_AHEAD and not spec.strided_rows
+    is_fetched = not (spec.strided_rows or _is_f32_with_mean(spec))
+    fits = is_fetched and wanted * _bytes(spec, way, tensors) <= _MOST_AHEAD
     needs_threads = spec.family.centres and tensors == 1 and wanted < most
     is_busy = wanted * way.threads >= _FEWEST_THREADS
-    fits = fits and not _is_f32_with_mean(spec)
     if fits and (is_busy or not needs_threads):
         return replace(way, resident=wanted, ahead=product.processors * wanted // way.cluster)
     return replace(way, resident=most)

@@ -20,7 +20,7 @@ from iree_lnbwd.schedules.shifted_choice import choose_shifted
 _ELEMENTS = {2: 22, 4: 8, 8: 8}
 _ELEMENTS_OF_NARROW_ACCESSES = 10  # of 4 bytes or less
 # On NVIDIA's GPUs, from so many columns on, there are more of these, with a mean and without. From
-# 1902 schedules of 30 widths from 265 to 13001, on an H200, as what follows about subgroups.
+# 1902 schedules of 19 widths from 265 to 13001, on an H200, as what follows about subgroups.
 _LEAST_OF_MORE = 193
 _MORE_OF_NARROW_ACCESSES = {True: 14, False: 12}
 # Where a subgroup keeps a whole row with a mean, no sum goes through shared memory: elements of its
