@@ -20,8 +20,11 @@ def load() -> None:
     try:
         if value not in ("1", "forwards"):
             raise ValueError(f"{VARIABLE}: expected 1, forwards, 0 or nothing, got {value!r}")
-        # The package may be why PyTorch is imported: its `torch` has no `enable` yet.
-        from iree_lnbwd.torch import overrides
+        # The package may be why PyTorch is imported: its `torch` has neither of them yet.
+        from iree_lnbwd.torch import (
+            operators,  # noqa: F401  (registers those that C++ looks up)
+            overrides,
+        )
 
         overrides.enable(forwards=value == "forwards")
     except Exception as error:

@@ -19,6 +19,8 @@ time in a call. A first call replaces all of them by those in C++, if these are 
 compiled: ``native``.
 """
 
+import torch  # noqa: F401  (first: where IREE_LNBWD_ENABLE is set, it calls `enable` at its end)
+
 from iree_lnbwd.torch import operators  # noqa: F401  (registers them)
 from iree_lnbwd.torch.functions import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from iree_lnbwd.torch.gated import gated_layer_norm, gated_rms_norm

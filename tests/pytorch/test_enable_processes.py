@@ -68,7 +68,6 @@ def test_without_the_variable_nothing_is_imported(value: str, installed: Path) -
     assert value == "yes" or not ended.stderr
 
 
-@pytest.mark.drawn
 @pytest.mark.parametrize("first", ["", "import iree_lnbwd.torch"])
 def test_a_program_that_one_cannot_edit(
     first: str, installed: Path, request: pytest.FixtureRequest
