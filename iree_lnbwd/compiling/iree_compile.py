@@ -31,6 +31,10 @@ _LINKER = "IREE_LLVM_EMBEDDED_LINKER_PATH"
 _SIGNALS = (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ)
 # Messages of the tools and of LLVM, without the IR and the stack that follow them.
 _TELLING = re.compile(r"(?i:\berror\b)|^iree-\w+: |^Linking failed|\bAssertion\b")
+# An error, after its place in the text if it has one. LLVM's backends go on after one, and the tool
+# ends with 0: LLVMContext::diagnose returns to "a self-consistent state, even though the generated
+# code need not be correct" (LLVM's LLVMContext.h).
+_ERROR = re.compile(r"^(?:\S+: )?error: ", re.MULTILINE)
 _VERSION = re.compile(r"compiler version (\S+(?: @ \w+)?)")
 _MOST_LINES, _MOST_LETTERS = 3, 300
 
@@ -122,7 +126,7 @@ def _written_by(
             environment = {**handed_on, "TMPDIR": temporary, _LINKER: str(folder / "iree-lld")}
             ended = _ended((tool, *arguments(str(output))), environment, source, said)
             remarks = said.read_text(encoding="utf-8", errors="replace")
-            if ended or not output.exists():
+            if ended or not output.exists() or _ERROR.search(remarks):
                 raise CompileError(f"{doing} failed: {_failure(name, ended, remarks)}")
             written = output.read_bytes()
     except OSError as error:

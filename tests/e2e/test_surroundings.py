@@ -19,7 +19,7 @@ from ranks import can_mount, mounted
 
 import iree_lnbwd as lnbwd
 from iree_lnbwd import CompileError, NormSpec
-from iree_lnbwd.compiling import compiler
+from iree_lnbwd.compiling import compiler, iree_compile
 from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.schedules import WholeTensors
 from iree_lnbwd.vmfb import artifact
@@ -31,7 +31,7 @@ TARGETS = ("generic", "gfx942", "sm_90")  # linked through a shell, linked witho
 COMPILE = """
 import sys
 import iree_lnbwd as lnbwd
-from iree_lnbwd.compiling import compiler
+from iree_lnbwd.compiling import compiler, iree_compile
 from iree_lnbwd.hardware.targets import find_target
 
 try:
@@ -52,6 +52,30 @@ mean, rstd = np.full(3, 11.5, np.float32), np.full(3, 0.2, np.float32)
 print(lnbwd.layer_norm_backward(x, x, 8, mean, rstd).grad_bias.tolist())
 """
 GRADIENT = "[24.0, 27.0, 30.0, 33.0, 36.0, 39.0, 42.0, 45.0]\n"
+
+
+# A kernel with a value from nowhere, in a register of that constraint.
+INLINE_ASSEMBLY = """
+#layout = #hal.pipeline.layout<bindings = [#hal.pipeline.binding<storage_buffer>]>
+#one = #iree_codegen.translation_info<
+    pipeline = #iree_codegen.no_pipeline workgroup_size = [1, 1, 1]>
+hal.executable.source public @executable {{
+  hal.executable.export public @kernel ordinal(0) layout(#layout)
+      count(%device: !hal.device) -> (index, index, index) {{
+    %one = arith.constant 1 : index
+    hal.return %one, %one, %one : index, index, index
+  }}
+  builtin.module {{
+    func.func @kernel() attributes {{translation_info = #one}} {{
+      %zero = arith.constant 0 : index
+      %out = hal.interface.binding.subspan layout(#layout) binding(0) : memref<1xi32>
+      %value = llvm.inline_asm "", "{}" : () -> i32
+      memref.store %value, %out[%zero] : memref<1xi32>
+      return
+    }}
+  }}
+}}
+"""
 
 
 def python(
@@ -163,6 +187,28 @@ def test_an_error_of_iree_compile() -> None:
     said = failed("--iree-vm-target-index-bits=8")
     assert re.match(r"<stdin>:\d+:\d+: error: failed to legalize operation 'util.\w+'", said)
     assert len(said) < 1000
+
+
+@pytest.mark.parametrize("target", ["gfx942", "gfx1100", "sm_90"])
+def test_an_error_of_a_backend_that_goes_on(target: str) -> None:
+    """iree-compile writes a module and ends with 0."""
+    flags = compiler.flags(find_target(target))
+    iree_compile.run(INLINE_ASSEMBLY.format("=r"), "none", flags, "it")
+    with pytest.raises(CompileError) as caught:
+        iree_compile.run(INLINE_ASSEMBLY.format("=Q"), "none", flags, "it")
+    assert str(caught.value) == (
+        "compiling it failed: error: could not allocate output register for constraint 'Q'"
+    )
+
+
+def test_remarks_about_errors_are_none(capfd: pytest.CaptureFixture[str]) -> None:
+    remark = 'scf.if %true {{ }} {{ error = "no error: none" }}'
+    text = INLINE_ASSEMBLY.replace(
+        "%value = ", "%true = arith.constant true\n" + remark + "\n%value = "
+    )
+    flags = compiler.flags(find_target("gfx942"), extra_flags=["--mlir-print-ir-before-all"])
+    iree_compile.run(text.format("=r"), "none", flags, "it")
+    assert 'error = "no error: none"' in capfd.readouterr().err
 
 
 def test_a_compiler_that_cannot_be_loaded() -> None:
@@ -458,7 +504,7 @@ def test_a_fork_while_another_thread_compiles(tmp_path: Path) -> None:
 import os, threading
 from iree_lnbwd import NormSpec
 from iree_lnbwd.calls import calling, modules
-from iree_lnbwd.compiling import compiler
+from iree_lnbwd.compiling import compiler, iree_compile
 from iree_lnbwd.stores import cache
 from iree_lnbwd.hardware.devices import DeviceUri
 
@@ -521,7 +567,7 @@ import os, pwd, warnings
 import numpy as np
 import numpy.ma
 import iree_lnbwd as lnbwd
-from iree_lnbwd.compiling import compiler
+from iree_lnbwd.compiling import compiler, iree_compile
 from iree_lnbwd.stores import cache
 from iree_lnbwd.hardware.targets import find_target
 cache.build(lnbwd.NormSpec((4,)), find_target("host"))
