@@ -11,7 +11,7 @@ from torch.amp.autocast_mode import _cast
 from torch.autograd import forward_ad
 
 from iree_lnbwd.ops.arguments import Results
-from iree_lnbwd.torch import aten, tensor_calls
+from iree_lnbwd.torch import aten, lasting, tensor_calls
 from iree_lnbwd.torch.autograd import NormFunction, Options, differentiable
 from iree_lnbwd.torch.inductor import switch
 from iree_lnbwd.torch.operator_table import (
@@ -28,7 +28,7 @@ from iree_lnbwd.torch.operator_table import (
     Norm,
 )
 
-_library = torch.library.Library(NAMESPACE, "DEF")
+_library = lasting.library("DEF")
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 
 

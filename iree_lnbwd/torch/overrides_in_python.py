@@ -30,8 +30,8 @@ from iree_lnbwd.ops.operands import (
     names,
 )
 from iree_lnbwd.runtime.gpu_module import KnownCall
-from iree_lnbwd.torch import supported, tensor_calls
-from iree_lnbwd.torch.operator_table import NAMESPACE, in_order
+from iree_lnbwd.torch import lasting, supported, tensor_calls
+from iree_lnbwd.torch.operator_table import in_order
 
 # ATen's names of the ops, as in torch_overrides.cpp.
 ATENS = {
@@ -279,7 +279,7 @@ _CALLS: Mapping[Op, Callable[..., _Call]] = MappingProxyType(
     }
 )
 
-_library = torch.library.Library(NAMESPACE, "FRAGMENT")
+_library = lasting.library("FRAGMENT")
 for _op in _CALLS:
     _schema = str(getattr(torch.ops.aten, ATENS[_op]).default._schema)
     _library.define("try_" + _schema.removeprefix("aten::"))

@@ -131,3 +131,28 @@ def test_a_child_of_fork(request: pytest.FixtureRequest) -> None:
     if not request.config.getoption("--cpp-operators"):
         pytest.skip("for --cpp-operators")
     assert run(FORK).stdout.split() == ["0", "True", "2"]
+
+
+# What a program registers before it imports PyTorch comes last of all at exit.
+AT_EXIT = """
+import atexit
+def step():
+    x = torch.arange(40.0).view(4, 10).requires_grad_()
+    torch.nn.functional.layer_norm(x, (10,)).square().sum().backward()
+    y = torch.arange(40.0).view(4, 10).requires_grad_()
+    lnbwd.layer_norm(y, (10,)).square().sum().backward()
+    lnbwd.rms_norm(y, (10,)).sum().backward()
+    print(torch.isfinite(x.grad + y.grad).all().item(), lnbwd.status().ours)
+atexit.register(step)
+import torch
+import iree_lnbwd.torch as lnbwd
+lnbwd.enable()
+"""
+
+
+@pytest.mark.parametrize("before", ["", "step()"])
+def test_norms_when_a_process_ends(before: str, request: pytest.FixtureRequest) -> None:
+    is_ours = request.config.getoption("--cpp-operators")
+    steps = 2 if before else 1
+    expected = [f"True {step if is_ours else 0}" for step in range(1, steps + 1)]
+    assert run(AT_EXIT + before).stdout.splitlines() == expected
