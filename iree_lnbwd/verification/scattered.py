@@ -15,10 +15,12 @@ import numpy.typing as npt
 from iree_lnbwd.ops.arguments import Array, BoundCall, Results, results_of
 from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.layouts import ACCESS_BYTES
-from iree_lnbwd.ops.strides import RowStrides, Strides
+from iree_lnbwd.ops.strides import RowStrides, Strides, dense
 from iree_lnbwd.runtime import Norm
 
+_DENSE = 0.2  # of the arrays
 _MOST_GAP = 3  # accesses between rows
+_OTHER_ROWS = (0, 0, 1, 2)  # between rows, too: of an array two or three times as wide
 _SEED = 2026
 
 
@@ -89,10 +91,16 @@ def scattered(call: BoundCall, rng: np.random.Generator) -> BoundCall:
 def _some_strides(
     rows: int, columns: int, inner_count: int, dtype: str, rng: np.random.Generator
 ) -> RowStrides:
-    """Strides of rows that share no element: runs one after the other, or side by side."""
+    """Strides of rows that share no element: dense, runs one after the other, or side by side.
+
+    Each array has its own, so that a result may be a slice of a wide array where x is dense.
+    """
+    if rng.random() < _DENSE:
+        return dense(inner_count, columns)
     size = DTYPES[dtype].numpy.itemsize
     multiple = math.gcd(ACCESS_BYTES, columns * size) // size
     first, second = (multiple * int(gap) for gap in rng.integers(0, _MOST_GAP + 1, 2))
+    first += columns * int(rng.choice(_OTHER_ROWS))
     runs = -(-rows // inner_count)
     if runs > 1 and rng.integers(2):
         outer = columns + first

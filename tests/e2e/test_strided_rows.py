@@ -31,6 +31,7 @@ from iree_lnbwd.hardware.devices import DeviceUri
 from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.ops.arguments import Array
 from iree_lnbwd.ops.operands import OPS
+from iree_lnbwd.ops.strides import dense
 from iree_lnbwd.runtime import Norm
 from iree_lnbwd.verification import host_calls, matrix
 from iree_lnbwd.verification.emulated_norm import EmulatedNorm
@@ -468,13 +469,16 @@ def test_scattered_calls_have_strides() -> None:
     rng = random_generator()
     spec = spec_of("layer_norm_backward", 16, "f32", strided_rows=True)
     call = matrix.random_call(spec, 37, rng)
-    counts, apart = set(), 0
-    for _ in range(50):
+    counts, apart, wide_of_dense = set(), 0, 0
+    for _ in range(300):
         strides = scattered(call, rng).strides
         assert strides is not None
         counts.add(strides.inner_count)
         apart += sum(
             strides.of(name) != (16 * strides.inner_count, 16) for name, _ in strides.given
         )
+        is_dense = strides.of("input") == dense(strides.inner_count, 16)
+        wide_of_dense += is_dense and min(strides.of("grad_input")) >= 2 * 16
     assert counts == {37, 2, 3, 7, 36}
-    assert apart > 100
+    assert apart > 300
+    assert wide_of_dense > 3
