@@ -3,8 +3,7 @@
 Restated from tests/test_rmsnorm.py and tests/test_layernorm.py. Widths and element types are
 QuACK's, and so are 1 and 199 rows up to 4096 columns; wider rows are 3 here, so that the tests do
 not take minutes. QuACK runs the products of its parameters; here each element type and each option
-comes up, on widths of each kind, in fewer modules. A weight for each head, which QuACK has, is a
-call for each head here, by one module.
+comes up, on widths of each kind, in fewer modules.
 
 QuACK's tolerances are absolute, 1e-4 of f32 and 0.1 of bf16; here each element has its own, derived
 from its roundings.
@@ -88,13 +87,13 @@ def test_rmsnorm_noncontiguous_grad() -> None:
 
 @pytest.mark.parametrize("shape", [(2, 16, 4, 64), (1, 1, 32, 64)])
 def test_rmsnorm_qk(shape: tuple[int, ...]) -> None:
-    """Each head of a batch has its weight; its rows are not next to each other."""
+    """Each head has its weight, and its rows are not next to each other."""
     rng = random_generator()
     x, residual, dy = (normal(rng, "f16", shape) for _ in range(3))
-    weights = normal(rng, "f32", shape[2:])
-    for head, weight in enumerate(weights):
-        given = {"input": x[:, :, head], "residual": residual[:, :, head], "weight": weight}
-        trained("rms_norm", shape[3], given, {"grad_output": dy[:, :, head]}, eps=EPS)
+    weight = normal(rng, "f32", shape[2:])
+    given = {"input": x, "residual": residual, "weight": weight}
+    _, grads = trained("rms_norm", shape[3], given, {"grad_output": dy}, eps=EPS)
+    assert grads.grad_weight.shape == weight.shape
 
 
 def test_rmsnorm_strided_tensor() -> None:
