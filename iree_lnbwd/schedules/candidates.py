@@ -1,7 +1,8 @@
 """Schedules that are worth timing on a GPU, beside the chosen one.
 
 The sums of a forward's rows have one order for any M, and with a residual or without (see
-`forward.choose_forward`). So the candidates of a forward differ only in what no sum depends on.
+`forward_choice.choose_forward`). So the candidates of a forward differ only in what no sum depends
+on. The rules behind that order follow from what `forwards` yields, which is timed for their sake.
 """
 
 from __future__ import annotations
@@ -15,9 +16,16 @@ from iree_lnbwd.hardware.products import Product
 from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.choosing import alternatives, completed, two_pass
-from iree_lnbwd.schedules.elements import WHOLE_LINES, across_borders, vector_of
+from iree_lnbwd.schedules.elements import (
+    WHOLE_LINES,
+    across_borders,
+    most_elements,
+    vector_of,
+    widest_vector,
+)
 from iree_lnbwd.schedules.finalize import with_finalize
-from iree_lnbwd.schedules.forward import Forward
+from iree_lnbwd.schedules.forward import Forward, normalized
+from iree_lnbwd.schedules.forward_choice import choose_forward, threads_of_row
 from iree_lnbwd.schedules.ir_types import reads_more
 from iree_lnbwd.schedules.one_pass import AHEAD_OF_LATER_SUMS, OnePass
 from iree_lnbwd.schedules.posted_choice import Way, fitting
@@ -55,6 +63,7 @@ _REASONED = 12  # schedules that measurements nearby and rules have to say, at m
 
 _FORWARD_ROWS = (1, 2, 3, 4, 6, 8, 12, 16)  # of a workgroup that has several subgroups
 _FORWARD_RESIDENT = (1, 2, 3, 4, 6, 8, 12, 16)
+_FORWARD_THREADS = (128, 256, 512, 1024)  # of a row that registers do not keep
 
 
 def sample(
@@ -239,6 +248,28 @@ def _two_passes(
         one = replace(one, workgroups=max(1, resident * product.processors // tiles))
         if one.illegal(spec, target) is None:
             yield with_finalize(one, spec, target, product)
+
+
+def forwards(spec: NormSpec, target: Target, product: Product) -> Iterator[Forward]:
+    """The legal schedules of a forward that keep a row where the chosen one does.
+
+    They share a row out among threads in any way, so most have other last bits than the chosen one.
+    """
+    chosen = choose_forward(spec, target, product)
+    widest = max(chosen.vector, widest_vector(spec.columns, (normalized(spec),)))
+    halved = (widest >> times for times in range(widest.bit_length()))
+    for vector in (chosen.vector,) if chosen.shifted(spec) else halved:
+        own = replace(chosen, vector=vector).own_columns(spec)
+        for chunks in range(1, 1 + most_elements(spec) // vector):
+            of_row = -(-own // (vector * chunks))
+            several: tuple[int, ...] = _FORWARD_THREADS
+            if chosen.in_registers:
+                several = (threads_of_row(of_row, target.subgroup_size, own // vector),)
+            for threads, packs in itertools.product(several, (False, True)):
+                if chosen.in_registers and threads * chunks * vector > _IDLE * own:
+                    continue
+                way = replace(chosen, threads=threads, vector=vector, chunks=chunks, packs=packs)
+                yield from _forwards(spec, target, way)
 
 
 def _forwards(spec: NormSpec, target: Target, chosen: Forward) -> Iterator[Forward]:

@@ -231,7 +231,7 @@ def _shared_out(spec: NormSpec, target: Target, vector: int) -> tuple[int, int] 
     most, is_slow = most_elements(spec), _is_slow(spec, vector)
     ways = []
     for chunks in range(_FEWEST_CHUNKS, most // vector + 1):
-        threads = _threads(-(-vectors // chunks), lanes, vectors)
+        threads = threads_of_row(-(-vectors // chunks), lanes, vectors)
         most_threads = _THREADS
         if size < WORD_BYTES and (chunks + 1) * vector <= most and not is_slow:
             most_threads = _CENTRED_THREADS if centres else _NARROW_THREADS
@@ -276,8 +276,14 @@ def _is_head(spec: NormSpec, vector: int) -> bool:
     return _LEAST_THREADS * elements <= spec.columns <= _HEAD_COLUMNS
 
 
-def _threads(least: int, lanes: int, vectors: int) -> int:
-    """At least so many, as a row may have: a power of 2 of a subgroup's, or several subgroups."""
+def threads_of_row(least: int, lanes: int, vectors: int) -> int:
+    """At least so many, as a row may have: a power of 2 of a subgroup's, or several subgroups.
+
+    Args:
+        least: The fewest.
+        lanes: Threads of a subgroup.
+        vectors: Accesses of the row.
+    """
     threads = max(FEWEST_THREADS, min(_LEAST_THREADS, vectors), least)
     return 1 << (threads - 1).bit_length() if threads <= lanes else -(-threads // lanes) * lanes
 

@@ -6,9 +6,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from iree_lnbwd.schedules import OnePass, schedule_to_dict
+from iree_lnbwd import NormSpec, schedules
+from iree_lnbwd.hardware.products import find_product
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.schedules import Forward, OnePass, schedule_to_dict
 
 _SCRIPT = Path(__file__).parents[2] / "scripts" / "sweeps"
 _ONE = OnePass(132, groups=1, warps=8, vector=8, ahead=2, slots=2, rereads=True, bulk=True)
@@ -38,3 +42,25 @@ def test_a_field_that_no_schedule_has_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "raw.json: expected a list of timed schedules" in done.stderr
     assert "'waves'" in done.stderr
+
+
+def test_the_rules_of_forwards_against_the_best_of_a_sweep(tmp_path: Path) -> None:
+    spec = NormSpec((1024,), "bf16", op="layer_norm", eps=1e-5)
+    chosen = schedules.choose(spec, find_target("sm_90"), find_product("h200"))
+    assert isinstance(chosen, Forward)
+    other = replace(chosen, chunks=4 * chosen.chunks, resident=chosen.resident + 1)
+    about = {"member": "layer_norm", "columns": 1024, "dtype": "bf16"}
+    timed = [
+        about | {"schedule": schedule_to_dict(how), "share": share}
+        for how, share in ((chosen, 0.76), (other, 0.95))
+    ]
+    not_timed = [timed[1] | {"dtype": "f32"}]
+    raw = tmp_path / "raw.json"
+    raw.write_text(json.dumps(timed + not_timed))
+    command = [sys.executable, str(_SCRIPT), "forwards", str(raw)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    differs = f"chunks={other.chunks}, resident={other.resident}"
+    cell = f"| layer_norm | bf16 | 1024 | 65536 | 2 | 76.0% | 95.0% | 20.0% | {differs} |"
+    assert cell in said, said
+    assert "| layer_norm | f32 | 1024 | 65536 | 1 | not timed | 95.0% |  |" in said, said
+    assert said.endswith("1 cells: median 20.0%, worst 20.0%\n")

@@ -8,13 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import assert_right, random_generator
 
 from iree_lnbwd import schedules
 from iree_lnbwd.hardware.products import find_product
 from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules import OnePass
-from iree_lnbwd.schedules.measured_csv import schedule_of_numbers
+from iree_lnbwd.verification import matrix
+from iree_lnbwd.verification.emulated_norm import EmulatedNorm
 from iree_lnbwd.vmfb.description import describe
 
 _SCRIPT = Path(__file__).parents[2] / "scripts" / "tune"
@@ -36,12 +38,9 @@ def test_modules_for_a_product(tmp_path: Path) -> None:
         path = tmp_path / module["file"]
         described = describe(path.read_bytes(), source=str(path))
         assert described.target is find_target("sm_89")
-        how = schedule_of_numbers(module["schedule"], str(path))
-        assert isinstance(described.schedule, OnePass)
-        assert (how.workgroups, how.slots) == (
-            described.schedule.workgroups,
-            described.schedule.slots,
-        )
+        how = schedules.schedule_from_dict(module["schedule"], str(path))
+        assert how == described.schedule
+        assert isinstance(how, OnePass)
         assert how.workgroups % 142 == 0 or how.workgroups % 128 == 0
 
 
@@ -54,7 +53,31 @@ def test_what_is_chosen_defends_its_place(tmp_path: Path) -> None:
         spec = NormSpec((1024,), module["dtype"])
         chosen = schedules.choose(spec, find_target("sm_90"), find_product("h200"))
         assert isinstance(chosen, OnePass)
-        assert schedule_of_numbers(module["schedule"], "it").workgroups == chosen.workgroups
+        assert module["schedule"]["workgroups"] == chosen.workgroups
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize("product", ["h200", "mi300x"])
+@pytest.mark.parametrize("member", ["layer_norm", "add_rms_norm"])
+def test_forwards_are_right_however_they_share_out_rows(
+    member: str, product: str, tmp_path: Path
+) -> None:
+    words = (f"--member={member}", f"--product={product}", "--columns=200", "--sample=3")
+    done = _run("build", *words, f"--seed={random_generator().integers(1 << 31)}", tmp_path)
+    assert done.returncode == 0, done.stderr
+    modules = json.loads((tmp_path / "index.json").read_text())["modules"]
+    assert len(modules) >= 2 * 3
+    kinds = set()
+    for module in modules:
+        emulated = EmulatedNorm((tmp_path / module["file"]).read_bytes())
+        kinds.add((module["dtype"], module["schedule"]["threads"], module["schedule"]["chunks"]))
+        for rows in (1, 37):
+            call = matrix.random_call(emulated.spec, rows, random_generator())
+            assert_right(emulated.run(call), call)
+    assert len(kinds) > 2  # one of each type would be the choices
+    described = describe((tmp_path / modules[-1]["file"]).read_bytes(), source="the choice")
+    spec, target = described.spec, described.target
+    assert described.schedule == schedules.choose(spec, target, find_product(product))
 
 
 def test_an_unknown_product_is_refused(tmp_path: Path) -> None:

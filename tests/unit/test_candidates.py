@@ -45,6 +45,27 @@ def test_a_sample(spec: NormSpec, target: str) -> None:
             assert candidates.shares_out_alike(one, chosen)
 
 
+@pytest.mark.parametrize("target", ["sm_90", "gfx942", "gfx1100"])
+@pytest.mark.parametrize(
+    ("op", "columns", "dtype"),
+    [("layer_norm", 768, "bf16"), ("rms_norm", 1000, "f32"), ("layer_norm", 40000, "f32")],
+)
+def test_forwards_of_other_orders_of_sums(op: str, columns: int, dtype: str, target: str) -> None:
+    """What rules are found by: rows that are shared out in other ways, where rows are kept."""
+    spec, found = NormSpec((columns,), dtype, op=op, eps=1e-5), find_target(target)
+    chosen = schedules.choose(spec, found)
+    assert isinstance(chosen, Forward)
+    some = list(candidates.forwards(spec, found, standing_for(target)))
+    assert all(one.illegal(spec, found) is None for one in some)
+    where = (chosen.in_registers, chosen.in_shared_memory, chosen.cluster)
+    assert {(one.in_registers, one.in_shared_memory, one.cluster) for one in some} == {where}
+    assert (chosen.threads, chosen.vector, chosen.chunks) in {
+        (one.threads, one.vector, one.chunks) for one in some
+    }
+    assert len({one.threads for one in some}) > 2
+    assert len({one.vector for one in some}) > 1
+
+
 def test_the_seed_decides() -> None:
     """About the sample, and not about the choice and what was measured nearby."""
     spec = NormSpec((768,), "f32", op="rms_norm_backward")
