@@ -35,7 +35,9 @@ class Target:
         subgroup_size: Threads that run in step; 1 on a CPU.
         shared_bytes: Shared memory (LDS) that a workgroup may have; 0 on a CPU.
         max_threads: Threads that a workgroup may have; 1 on a CPU.
-        registers: 32-bit registers that the threads of a multiprocessor share; 0 on a CPU.
+        spread: Multiprocessors (NVIDIA) or compute units (AMD) that a workgroup is spread over.
+        registers: 32-bit registers that the threads of these share; 0 on a CPU.
+        registers_at_once: Registers of a thread that are allocated together.
         accumulator_bytes: Bytes of a CPU's vector registers that one accumulator takes; 0 on a GPU.
         architecture: The CPU's, as Linux names it: "x86_64", "aarch64"; "" of a GPU.
         cpu_features: What a CPU must have beyond its architecture's first model, as IREE's runtime
@@ -49,7 +51,9 @@ class Target:
     subgroup_size: int = 1
     shared_bytes: int = 0
     max_threads: int = 1
+    spread: int = 1
     registers: int = 0
+    registers_at_once: int = 8
     accumulator_bytes: int = 0
     architecture: str = ""
     cpu_features: tuple[str, ...] = ()
@@ -156,9 +160,9 @@ def _cpu(
 def _cuda(name: str, ptx: int, shared_bytes: int) -> Target:
     # The attribute is written out because IREE 3.13's own table has no sm_90, sm_100 and sm_103.
     # Sources: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"
-    # (shared memory a block may ask for, its threads, registers of a multiprocessor); PTX ISA,
-    # "Release History" (first version of an arch). No name ends in "a" or "f": only then does PTX
-    # run on newer GPUs, too.
+    # (shared memory a block may ask for, its threads, registers of a multiprocessor); "Occupancy
+    # Calculator" (eight at once); PTX ISA, "Release History" (first version of an arch). No name
+    # ends in "a" or "f": only then does PTX run on newer GPUs, too.
     wgp = (
         "compute = fp64|fp32|fp16|int64|int32|int16|int8, storage = b64|b32|b16|b8, "
         "subgroup = shuffle|arithmetic, subgroup_size_choices = [32], "
@@ -183,9 +187,24 @@ def _cuda(name: str, ptx: int, shared_bytes: int) -> Target:
     )
 
 
-def _rocm(name: str, subgroup_size: int) -> Target:
+def _cdna(name: str) -> Target:
+    # Four SIMDs of a compute unit, each of 512 registers for 64 lanes, allocated in eights (LLVM,
+    # AMDGPUBaseInfo: getTotalNumVGPRs, getVGPRAllocGranule).
+    return _rocm(name, subgroup_size=64, spread=1, registers=4 * 512 * 64, registers_at_once=8)
+
+
+def _rdna(name: str) -> Target:
+    # The code object asks for WGP mode, so a workgroup has both compute units of a workgroup
+    # processor: four SIMDs, each of 1536 registers for 32 lanes, allocated in 24s. LLVM's AMDGPU.td
+    # has gfx1100 and gfx12 among those with Feature1_5xVGPRs; others have 1024, in 16s.
+    return _rocm(name, subgroup_size=32, spread=2, registers=4 * 1536 * 32, registers_at_once=24)
+
+
+def _rocm(
+    name: str, *, subgroup_size: int, spread: int, registers: int, registers_at_once: int
+) -> Target:
     # Sources: LLVM AMDGPU guide, "Processors"; ROCm, "AMD GPU specifications": 64 KiB of LDS, of
-    # which gfx950 has more, and the 512 KiB of registers of a CDNA compute unit, taken for RDNA's.
+    # which gfx950 has more.
     flags = ("--iree-hal-target-device=hip", f"--iree-rocm-target={name}")
     return Target(
         name,
@@ -195,7 +214,9 @@ def _rocm(name: str, subgroup_size: int) -> Target:
         subgroup_size=subgroup_size,
         shared_bytes=65536,
         max_threads=1024,
-        registers=131072,
+        spread=spread,
+        registers=registers,
+        registers_at_once=registers_at_once,
     )
 
 
@@ -228,11 +249,11 @@ TARGETS: Mapping[str, Target] = MappingProxyType(
             _cuda("sm_103", 88, 232448),
             _cuda("sm_120", 87, 101376),
             _cuda("sm_121", 88, 101376),
-            _rocm("gfx90a", 64),
-            _rocm("gfx942", 64),
-            _rocm("gfx950", 64),
-            _rocm("gfx1100", 32),
-            _rocm("gfx1201", 32),
+            _cdna("gfx90a"),
+            _cdna("gfx942"),
+            _cdna("gfx950"),
+            _rdna("gfx1100"),
+            _rdna("gfx1201"),
         )
     }
 )

@@ -134,7 +134,7 @@ def one_pass(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePa
             groups = max(1, wanted // warps) if cluster == 1 else 1
             if warps * groups * resident not in _BUSY:
                 continue
-            most = {product.walkers(resident, cluster)}
+            most = {product.walkers(resident, cluster) // target.spread}
             if cluster == 1:
                 most.add(resident * _EVEN_PROCESSORS)
             step = groups * spec.columns

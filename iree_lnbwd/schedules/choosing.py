@@ -63,6 +63,10 @@ _WIDE_VECTOR = WHOLE_LINES  # elements; with more, registers spill, too
 _DIRECT_THREADS = 256  # of a workgroup
 _LEAST_DIRECT_THREADS = 192  # a workgroup with these counts as filled
 _DIRECT_WORKGROUPS = 4  # to a multiprocessor
+# On AMD's GPUs, to what a workgroup is spread over: so many threads. By paper, of 2254 schedules
+# of MI300X and 2428 of RX 7900 XTX, workgroups that cannot run at once add partial rows alone: four
+# of 1024 threads to a compute unit were to take half as long again as one.
+_DIRECT_AT_ONCE = _DIRECT_WORKGROUPS * _DIRECT_THREADS
 _DIRECT_CHUNKS = (2, 3, 4, 1, 6, 8, 12, 16)  # of a thread, best first
 
 # One pass over rows that are too wide for the rules above: by paper, because no GPU that needs them
@@ -280,9 +284,14 @@ def _direct(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePas
     def schedule(chunks: int) -> OnePass:
         warps, rows = _shared_out(spec, target, vector, chunks)
         groups = max(1, _DIRECT_THREADS // (warps * target.subgroup_size))
+        groups = groups if wait_by_themselves(groups, warps, target) else 1
+        at_once = _DIRECT_WORKGROUPS
+        if target.backend == "rocm":
+            threads = groups * warps * target.subgroup_size
+            at_once = max(1, min(at_once, _DIRECT_AT_ONCE // threads))
         return OnePass(
-            workgroups=_DIRECT_WORKGROUPS * product.processors,
-            groups=rows * (groups if wait_by_themselves(groups, warps, target) else 1),
+            workgroups=at_once * (product.processors // target.spread),
+            groups=rows * groups,
             warps=warps,
             vector=vector,
             subgroup_rows=rows,
@@ -304,6 +313,7 @@ def _wide(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePass]
     Two passes read dy and x from memory twice. One pass reads them again from the caches, if these
     have room for a row of each multiprocessor.
     """
+    processors = product.processors // target.spread
     whole = vector_of(spec)
     ways = [(whole, 0, 0, False), (min(whole, _WIDE_VECTOR), 0, 0, True)]
     # Staged, a thread reads these ahead of a row's sums, and spills them: 292 bytes (ptxas, sm_80).
@@ -313,7 +323,7 @@ def _wide(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePass]
     for vector, ahead, slots, rereads in ways:
         for threads in _WIDE_THREADS:
             yield OnePass(
-                workgroups=alike(product.processors, spec.columns, vector),
+                workgroups=alike(processors, spec.columns, vector),
                 groups=1,
                 warps=threads // target.subgroup_size,
                 vector=vector,

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from iree_lnbwd.hardware.products import Product
@@ -51,7 +51,7 @@ class _Chip:
 
 @dataclass(frozen=True)
 class _Processor:
-    """What a multiprocessor or a compute unit holds.
+    """What a multiprocessor holds, or the compute units that a workgroup is spread over.
 
     Attributes:
         parts: With a scheduler and registers of its own each.
@@ -79,8 +79,8 @@ _HOPPER = _Processor(4, 128, 65536, 8, 64, 32, 233472, RESERVED_BYTES)
 # ROCm's "AMD GPU specifications"; white papers of CDNA 2, 3 and 4. Granules and the most waves are
 # LLVM's (GCNSubtarget, AMDGPUBaseInfo).
 _CDNA = _Processor(4, 64, 131072, 8, 32, 32, 65536)
-# Half of a workgroup processor: 192 KiB of registers and 16 waves for each of two SIMDs.
-_RDNA = _Processor(2, 64, 98304, 24, 32, 32, 65536)
+# A workgroup processor: 192 KiB of registers and 16 waves for each of four SIMDs.
+_RDNA = _Processor(4, 128, 196608, 24, 64, 32, 131072)
 _PROCESSORS: Mapping[str, _Processor] = MappingProxyType(
     {
         "sm_90": _HOPPER,
@@ -226,6 +226,7 @@ def estimate(
     """
     rows = rows or spec.rows or max(1, ELEMENTS // spec.columns)
     chip, processor = _CHIPS[product.name], _PROCESSORS[target.name]
+    product = replace(product, processors=product.processors // target.spread)
     rows = rows_of(spec) if rows is None else rows
     load = _load(spec, target, schedule, rows)
     used = registers or math.ceil(min(load.needed, load.had))

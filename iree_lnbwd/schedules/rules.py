@@ -27,10 +27,9 @@ FEWEST_THREADS = 2  # of a row: a sum over one thread is none
 RESERVED_BYTES = 1024  # of shared memory, of each workgroup (CUDA C++ Programming Guide)
 MOST_BUSY = 2048  # threads of a multiprocessor (CUDA C++ Programming Guide, sm_80, sm_90, sm_100)
 # Parts of a multiprocessor: each has its own scheduler and registers (NVIDIA, white papers since
-# Volta's, "SM Architecture"; the four SIMD units of a CDNA compute unit).
+# Volta's, "SM Architecture"; the four SIMD units of a CDNA compute unit, or of two of RDNA's).
 QUARTERS = 4
 REGISTERS_OF_A_THREAD = 255  # at most (CUDA C++ Programming Guide, "Technical Specifications")
-_REGISTERS_AT_ONCE = 8  # of a thread, allocated together (CUDA, "Occupancy Calculator")
 _MOST_IN_CLUSTER = 8  # workgroups, on any GPU (CUDA C++ Programming Guide, "Thread Block Clusters")
 MOST_THAT_POST = 32  # workgroups: a lane of any GPU's subgroup for each
 
@@ -217,11 +216,12 @@ def rows_of_a_subgroup(threads: int, target: Target) -> int:
 def registers_of_thread(subgroups: int, target: Target) -> int:
     """That a thread can have if a multiprocessor holds so many subgroups.
 
-    Each quarter of a multiprocessor has a quarter of the registers, allocated in eights.
+    Each quarter of a multiprocessor has a quarter of the registers.
     """
+    at_once = target.registers_at_once
     of_quarter = -(-subgroups // QUARTERS)
     share = target.registers // QUARTERS // (of_quarter * target.subgroup_size)
-    return min(REGISTERS_OF_A_THREAD, share // _REGISTERS_AT_ONCE * _REGISTERS_AT_ONCE)
+    return min(REGISTERS_OF_A_THREAD, share // at_once * at_once)
 
 
 def wait_by_themselves(groups: int, warps: int, target: Target) -> bool:

@@ -25,6 +25,7 @@ from iree_lnbwd.schedules import (
     TwoPass,
     WholeTensors,
 )
+from iree_lnbwd.schedules.rules import registers_of_thread
 from iree_lnbwd.vmfb.executables import exports
 
 GPUS = [target for target in targets() if target.backend != "cpu"]
@@ -602,3 +603,46 @@ def test_what_inspect_says_of_a_form_has_no_plural_of_one_and_no_weights_of_none
         assert not any(
             "dy" in p for p in schedules.paths(schedules.choose(spec, find_target("host")), spec)
         )
+
+
+# --- AMD's registers ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "threads", "registers"),
+    [
+        # Of a compute unit's 512 KiB, in eights.
+        ("gfx90a", 1024, 128),
+        ("gfx942", 768, 168),
+        ("gfx950", 512, 255),
+        # Of the 768 KiB of two compute units, in 24s.
+        ("gfx1100", 1024, 192),
+        ("gfx1201", 768, 240),
+        ("gfx1201", 512, 255),
+    ],
+)
+def test_registers_of_a_thread_on_amd(target: str, threads: int, registers: int) -> None:
+    lanes = gpu(target).subgroup_size
+    assert registers_of_thread(threads // lanes, gpu(target)) == registers
+
+
+def test_layer_norms_that_only_rdna_has_registers_for() -> None:
+    spec = NormSpec((60000,), "bf16")
+    assert isinstance(schedules.choose(spec, gpu("gfx942")), TwoPass)
+    one = schedules.choose(spec, gpu("gfx1100"))
+    assert isinstance(one, OnePass)
+    assert one.rereads
+    assert (one.workgroups, one.warps) == (48, 32)  # one to each workgroup processor
+
+
+@pytest.mark.parametrize("target", ["gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"])
+def test_no_more_workgroups_than_run_at_once_on_amd(target: str) -> None:
+    """Others would add partial rows alone: 1024 threads to what a workgroup is spread over."""
+    amd = gpu(target)
+    most = 1024 * standing_for(target).processors // amd.spread
+    for columns in (64, 1024, 4096, 8192, 12288, 16384, 32768, 65536):
+        for dtype in ("bf16", "f32"):
+            one = schedules.choose(NormSpec((columns,), dtype), amd)
+            if isinstance(one, OnePass):
+                threads = one.subgroups * amd.subgroup_size
+                assert threads * one.workgroups <= most, (columns, dtype, one)
