@@ -116,7 +116,8 @@ def _call(
     if type(gate) is not Tensor:
         sharding.register()
     tensors = {"input": input, "weight": weight, "bias": bias, "gate": gate}
-    norm = norms[bool(gate_first)]
+    after, before = norms
+    norm = before if gate_first else after
     options = (eps, weight_offset, False, None)
     if has_sets(weight, normalized_shape, rows_per_set):
         of_sets = OF_SETS[norm.name].packet

@@ -69,7 +69,7 @@ def gradients(model: nn.Module, run: Callable[[Tensor], Tensor], dtype: Any) -> 
     x.requires_grad_()
     model.zero_grad(set_to_none=True)
     output = run(x)
-    output.float().square().mean().backward()
+    output.float().sin().mean().backward()
     grads = [x.grad, *(p.grad for p in model.parameters())]
     return [output.detach(), *(grad for grad in grads if grad is not None)]
 

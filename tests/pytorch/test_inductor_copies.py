@@ -58,7 +58,7 @@ def gradients(
         run = torch.compile(model, dynamic=dynamic)
     with torch.autocast("cpu", dtype, enabled=how != "exact"):
         output = run(x if how != "exact" else x.double())
-    found = torch.autograd.grad(output.double().square().sum(), [x, *model.parameters()])
+    found = torch.autograd.grad(output.double().sin().sum(), [x, *model.parameters()])
     return list(found), Folded(*(a - b for a, b in zip(STATE.folded(), before, strict=True)))
 
 
