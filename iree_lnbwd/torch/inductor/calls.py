@@ -99,7 +99,9 @@ def call_of(node: Node) -> Call | None:
     dims, mask = given.pop("normalized_shape"), given.pop("output_mask")
     tensors = in_order(gradients.op, grad_output=given.pop("grad_out"), **given)
     rstd = graphs.value(given["rstd"])
-    if rstd is None or rstd.dtype in supported.HALF:  # too coarse to be of use to ours
+    # PyTorch's statistics in 16 bits, on the CPU: if they are widened, additions can be folded. But
+    # a step of two blocks of 512 columns took 83 to 86 ms with it, and 84 without (2 cores, EPYC).
+    if rstd is None or rstd.dtype in supported.HALF:
         return None
     mask = (*mask, *(False for _ in gradients.results[len(mask) :]))
     return Call(node, gradients, tensors, (dims, mask, _EPS, 0.0))
