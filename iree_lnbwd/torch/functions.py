@@ -327,6 +327,8 @@ def call(
     dims = normalized_shape
     if type(dims) is not tuple and isinstance(dims, _INTEGERS):
         dims = (dims,)
+    if torch.jit.is_tracing():  # of its tensors in place of integers, it keeps none for operators
+        dims = tuple(map(int, dims))
     given = tensors["input"]
     if type(given) is not Tensor:
         if given is None:

@@ -325,6 +325,19 @@ def test_refuses_what_is_no_tensor() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("own_forward", [False, True])
+def test_a_trace_of_dimensions_from_a_shape(own_forward: bool) -> None:
+    """PyTorch's tracer makes tensors of them."""
+    x, weight = torch.randn(4, 8), torch.randn(8)
+    for dims in (lambda x: x.shape[-1:], lambda x: (x.shape[-1],)):
+        traced = torch.jit.trace(
+            lambda x, dims=dims: layer_norm(x, dims(x), weight, own_forward=own_forward), (x,)
+        )
+        for given in (x, torch.randn(2, 3, 8)):
+            assert torch.equal(traced(given), layer_norm(given, 8, weight, own_forward=own_forward))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16])
 def test_what_a_graph_keeps_of_a_call_takes_other_element_types(weight_dtype: torch.dtype) -> None:
     """A graph has what one call came to, and nothing that decides again."""
