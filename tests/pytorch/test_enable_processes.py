@@ -59,7 +59,6 @@ def installed(tmp_path: Path) -> Path:
     return folder.parent
 
 
-@pytest.mark.drawn
 @pytest.mark.parametrize("value", ["0", "yes"])
 def test_without_the_variable_nothing_is_imported(value: str, installed: Path) -> None:
     ended = run(PROGRAM + SAYS, installed, IREE_LNBWD_ENABLE=value)
@@ -88,7 +87,6 @@ iree_lnbwd.torch.enable()
 """
 
 
-@pytest.mark.drawn
 def test_without_a_cpp_compiler(tmp_path: Path) -> None:
     """Training goes on with PyTorch's kernels, and the reason is told once."""
     (tmp_path / "tmp").mkdir()

@@ -85,7 +85,6 @@ def assert_passes(script: str) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-@pytest.mark.drawn
 def test_traced_on_a_gpu_that_is_not_there() -> None:
     assert_passes(EXPORTED)
 

@@ -65,7 +65,6 @@ CALL: dict[str, Any] = {
 }
 
 
-@pytest.mark.drawn
 def test_without_a_compiler_they_stay_in_python(tmp_path: Path) -> None:
     (tmp_path / "temporary").mkdir()
     environment = {

@@ -205,7 +205,6 @@ print(len(said), said[0])
 """
 
 
-@pytest.mark.drawn
 def test_a_first_process_without_the_compiler(tmp_path: Path) -> None:
     """It trains, and says once why it is not faster."""
     done = subprocess.run(
