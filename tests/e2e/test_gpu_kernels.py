@@ -67,7 +67,7 @@ MASKS = [(True, True, True), (True, False, False), (False, True, True), (False, 
 
 
 @pytest.mark.drawn
-@pytest.mark.parametrize(("target", "dtype"), [("sm_75", "f64"), ("gfx1100", "bf16")])
+@pytest.mark.parametrize(("target", "dtype"), [("sm_75", "f64"), ("gfx942", "bf16")])
 @pytest.mark.parametrize("mask", MASKS)
 def test_two_passes_for_any_mask(mask: tuple[bool, bool, bool], target: str, dtype: str) -> None:
     """Row sums are for dx alone."""
