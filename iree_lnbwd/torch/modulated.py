@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from iree_lnbwd.ops.arguments import DEFAULT_EPS
 from iree_lnbwd.ops.sets import of_samples
 from iree_lnbwd.torch.functions import layer_norm, rms_norm
+from iree_lnbwd.torch.supported import wide
 
 
 def modulated_layer_norm(
@@ -44,6 +46,10 @@ def modulated_layer_norm(
         torch.Size([2, 5, 8])
     """
     weight, bias, rows = _of_samples(input, normalized_shape, scale, shift)
+    if torch.jit.is_tracing():
+        return _traced(
+            layer_norm(input.to(wide(input.dtype)), normalized_shape, eps=eps), input, scale, shift
+        )
     if weight.shape[0] == 0:  # no samples
         return _modulated(layer_norm(input, normalized_shape, eps=eps), scale, shift)
     return layer_norm(
@@ -74,6 +80,10 @@ def modulated_rms_norm(
         TypeError, ValueError: Naming the tensor, what came and what was expected.
     """
     weight, bias, rows = _of_samples(input, normalized_shape, scale, shift)
+    if torch.jit.is_tracing():
+        return _traced(
+            rms_norm(input.to(wide(input.dtype)), normalized_shape, eps=eps), input, scale, shift
+        )
     if weight.shape[0] == 0:  # no samples
         return _modulated(rms_norm(input, normalized_shape, eps=eps), scale, shift)
     return rms_norm(
@@ -85,6 +95,19 @@ def _modulated(normalized: Tensor, scale: Tensor, shift: Tensor | None) -> Tenso
     """By PyTorch, of no samples: so that gradients reach scale and shift."""
     parts = (normalized, scale.sum(), *(() if shift is None else (shift.sum(),)))
     return normalized + sum(part.to(normalized.dtype) for part in parts[1:])
+
+
+def _traced(normalized: Tensor, input: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
+    """By PyTorch: a trace would keep the number of a sample's rows, for inputs with another."""
+
+    def of_rows(tensor: Tensor) -> Tensor:
+        """With the dimensions between a sample's and the normalized ones."""
+        for _ in range(input.ndim - tensor.ndim):
+            tensor = tensor.unsqueeze(1)
+        return tensor.to(normalized.dtype)
+
+    output = normalized * (1 + of_rows(scale))
+    return (output if shift is None else output + of_rows(shift)).to(input.dtype)
 
 
 def _of_samples(

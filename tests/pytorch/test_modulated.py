@@ -196,3 +196,21 @@ def test_errors() -> None:
         ours.modulated_layer_norm(samples, 6, weight)
     with pytest.raises(TypeError, match="shift: expected a tensor, got float"):
         ours.modulated_rms_norm(x[:2], 6, weight, 1.0)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("norm", [ours.modulated_layer_norm, ours.modulated_rms_norm])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_trace_takes_samples_of_another_length(norm: Any, dtype: torch.dtype) -> None:
+    def tensors(samples: int, length: int) -> list[Tensor]:
+        scale, shift = torch.randn(2, samples, 24, dtype=dtype)
+        return [torch.randn(samples, length, 24, dtype=dtype), scale, shift]
+
+    def run(x: Tensor, scale: Tensor, shift: Tensor) -> Any:
+        return norm(x, 24, scale, shift)
+
+    traced = torch.jit.trace(run, tensors(2, 5))
+    tolerance = 4 * torch.finfo(dtype).eps
+    for samples, length in ((2, 5), (2, 7), (3, 5)):
+        given = tensors(samples, length)
+        torch.testing.assert_close(traced(*given), run(*given), rtol=tolerance, atol=tolerance)
