@@ -63,9 +63,9 @@ _WIDE_VECTOR = WHOLE_LINES  # elements; with more, registers spill, too
 _DIRECT_THREADS = 256  # of a workgroup
 _LEAST_DIRECT_THREADS = 192  # a workgroup with these counts as filled
 _DIRECT_WORKGROUPS = 4  # to a multiprocessor
-# On AMD's GPUs, to what a workgroup is spread over: so many threads. By paper, of 2254 schedules
-# of MI300X and 2428 of RX 7900 XTX, workgroups that cannot run at once add partial rows alone: four
-# of 1024 threads to a compute unit were to take half as long again as one.
+# Threads at once, on AMD's GPUs, of what a workgroup is spread over. Workgroups that cannot run at
+# once only add partial rows: by paper, four of 1024 threads to a compute unit take half as long
+# again as one (2254 schedules of MI300X, 2428 of RX 7900 XTX).
 _DIRECT_AT_ONCE = _DIRECT_WORKGROUPS * _DIRECT_THREADS
 _DIRECT_CHUNKS = (2, 3, 4, 1, 6, 8, 12, 16)  # of a thread, best first
 

@@ -53,11 +53,11 @@ class _Chip:
 class _Processor:
     """What a multiprocessor holds, or the compute units that a workgroup is spread over.
 
+    Its registers are the target's.
+
     Attributes:
         parts: With a scheduler and registers of its own each.
         lanes: That it computes for in a cycle.
-        registers: 32-bit registers of all parts.
-        granule: Registers of a thread that are allocated together.
         subgroups: At most.
         workgroups: At most.
         shared_bytes: Shared memory (LDS) of all its workgroups.
@@ -66,8 +66,6 @@ class _Processor:
 
     parts: int
     lanes: int
-    registers: int
-    granule: int
     subgroups: int
     workgroups: int
     shared_bytes: int
@@ -75,18 +73,18 @@ class _Processor:
 
 
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; H100's white paper.
-_HOPPER = _Processor(4, 128, 65536, 8, 64, 32, 233472, RESERVED_BYTES)
-# ROCm's "AMD GPU specifications"; white papers of CDNA 2, 3 and 4. Granules and the most waves are
-# LLVM's (GCNSubtarget, AMDGPUBaseInfo).
-_CDNA = _Processor(4, 64, 131072, 8, 32, 32, 65536)
-# A workgroup processor: 192 KiB of registers and 16 waves for each of four SIMDs.
-_RDNA = _Processor(4, 128, 196608, 24, 64, 32, 131072)
+_HOPPER = _Processor(4, 128, 64, 32, 233472, RESERVED_BYTES)
+# ROCm's "AMD GPU specifications"; white papers of CDNA 2, 3 and 4. The most waves are LLVM's
+# (GCNSubtarget, AMDGPUBaseInfo).
+_CDNA = _Processor(4, 64, 32, 32, 65536)
+# A workgroup processor: 16 waves for each of four SIMDs.
+_RDNA = _Processor(4, 128, 64, 32, 131072)
 _PROCESSORS: Mapping[str, _Processor] = MappingProxyType(
     {
         "sm_90": _HOPPER,
         "gfx90a": _CDNA,
         "gfx942": _CDNA,
-        "gfx950": _Processor(4, 64, 131072, 8, 32, 32, 163840),
+        "gfx950": _Processor(4, 64, 32, 32, 163840),
         "gfx1100": _RDNA,
         "gfx1201": _RDNA,
     }
@@ -426,7 +424,7 @@ def _of_forward(spec: NormSpec, target: Target, one: Forward, rows: int) -> _Loa
 def _registers_of(target: Target, subgroups: int) -> int:
     """Registers that a thread has if a processor holds so many subgroups."""
     processor = _PROCESSORS[target.name]
-    share = processor.registers // processor.parts // -(-subgroups // processor.parts)
+    share = target.registers // processor.parts // -(-subgroups // processor.parts)
     return min(REGISTERS_OF_A_THREAD, share // target.subgroup_size)
 
 
@@ -434,8 +432,8 @@ def _resident(
     load: _Load, target: Target, processor: _Processor, registers: int
 ) -> tuple[int, str]:
     """Workgroups that a processor can hold, at least 1, and what keeps it from more."""
-    granules = -(-registers // processor.granule) * processor.granule
-    subgroups = processor.registers // processor.parts // (granules * target.subgroup_size)
+    granules = -(-registers // target.registers_at_once) * target.registers_at_once
+    subgroups = target.registers // processor.parts // (granules * target.subgroup_size)
     shared = load.shared_bytes + processor.reserved_bytes
     limits = {
         "registers": subgroups * processor.parts // load.subgroups,
