@@ -15,8 +15,9 @@ _OURS = re.compile(r"(few_rows|rows|finalize|normalize)(_\w+)?")
 _INDUCTORS = re.compile(r"triton_(?!tem_)")
 _INDUCTORS_NORM = re.compile(r"norm|rsqrt")
 # In this order: cuDNN's and CUTLASS's attention names the instructions of matrix products, too.
+# cuDNN's backward of attention has two kernels beside the main one: before it, and after it.
 _OTHERS = (
-    (ATTENTION, re.compile(r"flash|fmha|sdpa|attention", re.IGNORECASE)),
+    (ATTENTION, re.compile(r"flash|fmha|sdpa|attention|dot_do_o|convert_dq_to", re.IGNORECASE)),
     (MATMUL, re.compile(r"gemm|gemv|cutlass|nvjet|cublas|sm\d+_xmma|wgmma|triton_tem", re.I)),
     (OPTIMIZER, re.compile(r"multi_tensor|adam", re.IGNORECASE)),
     (NORM, re.compile(r"(layer|rms)_?norm|GammaBeta", re.IGNORECASE)),
