@@ -1,5 +1,5 @@
-// The last kernel of one_pass.mlir and of two_pass.mlir. It adds up partial rows of dgamma and dbeta, and
-// rounds the sums once to the types of the caller's parameters.
+// The last kernel of one_pass.mlir and of two_pass.mlir. It adds up partial rows of dgamma and dbeta, and of dx where its
+// sum over rows is asked for, and rounds the sums once to the types of the caller's parameters.
 //
 // There are P partial rows of N columns. A workgroup has a few columns. Its threads divide the partial
 // rows into slices, and each loads several rows at a time.
@@ -29,11 +29,15 @@
 #finalize_layout = #hal.pipeline.layout<constants = 1, bindings = [
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // partial dgamma [P, N]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // partial dbeta [P, N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // partial sum of dx over rows [P, N]
   #hal.pipeline.binding<storage_buffer>,            // dgamma [N]
-  #hal.pipeline.binding<storage_buffer>             // dbeta [N]
+  #hal.pipeline.binding<storage_buffer>,            // dbeta [N]
+  #hal.pipeline.binding<storage_buffer>             // sum of dx over rows [N]
 ]>
 #finalize_x = affine_map<()[m] -> (128)>
 // End of what is replaced.
+
+// with totals: !cell_held = memref<1x!acc, #gpu.address_space<private>>
 
 hal.executable.source private @finalize {
   hal.executable.export public @finalize ordinal(0) layout(#finalize_layout)
@@ -46,6 +50,7 @@ hal.executable.source private @finalize {
     // From ir/math/.
     func.func private @round_of_gamma(!cell) -> !gamma_cell
     func.func private @round_of_beta(!cell) -> !beta_cell
+    // with totals: func.func private @round_of_total(!cell) -> !total_cell
 
     func.func @finalize() attributes {translation_info = #finalize_kernel, nvvm.minctasm = 3 : i32} {
       %c0 = arith.constant 0 : index
@@ -74,10 +79,12 @@ hal.executable.source private @finalize {
       // with sets: %dgamma_partials = hal.interface.binding.subspan layout(#finalize_layout) binding(0) alignment(64) offset(%partials_at) flags(ReadOnly) : !acc_rows{%p}
       %dbeta_partials = hal.interface.binding.subspan layout(#finalize_layout) binding(1) alignment(64) offset(%c0) flags(ReadOnly) : !acc_rows{%p}  // without sets
       // with sets: %dbeta_partials = hal.interface.binding.subspan layout(#finalize_layout) binding(1) alignment(64) offset(%partials_at) flags(ReadOnly) : !acc_rows{%p}
-      %dgamma = hal.interface.binding.subspan layout(#finalize_layout) binding(2) alignment(64) offset(%c0) : !gamma_row  // without sets
-      // with sets: %dgamma = hal.interface.binding.subspan layout(#finalize_layout) binding(2) alignment(64) offset(%gamma_at) : !gamma_row
-      %dbeta = hal.interface.binding.subspan layout(#finalize_layout) binding(3) alignment(64) offset(%c0) : !beta_row  // without sets
-      // with sets: %dbeta = hal.interface.binding.subspan layout(#finalize_layout) binding(3) alignment(64) offset(%beta_at) : !beta_row
+      %dgamma = hal.interface.binding.subspan layout(#finalize_layout) binding(3) alignment(64) offset(%c0) : !gamma_row  // without sets
+      // with sets: %dgamma = hal.interface.binding.subspan layout(#finalize_layout) binding(3) alignment(64) offset(%gamma_at) : !gamma_row
+      %dbeta = hal.interface.binding.subspan layout(#finalize_layout) binding(4) alignment(64) offset(%c0) : !beta_row  // without sets
+      // with sets: %dbeta = hal.interface.binding.subspan layout(#finalize_layout) binding(4) alignment(64) offset(%beta_at) : !beta_row
+      // with totals: %dx_partials = hal.interface.binding.subspan layout(#finalize_layout) binding(2) alignment(64) offset(%c0) flags(ReadOnly) : !acc_rows{%p}
+      // with totals: %dx_total = hal.interface.binding.subspan layout(#finalize_layout) binding(5) alignment(64) offset(%c0) : !total_row
 
       %workgroup = hal.interface.workgroup.id[0] : index  // without sets
       // with sets: %workgroup = arith.remui %id, %tiles : index
@@ -95,6 +102,8 @@ hal.executable.source private @finalize {
       %stride = arith.muli %slices, %rows_at_once : index
       %last_skips = arith.subi %stride, %slices : index
       %steps_end = arith.subi %p, %last_skips : index
+      // with totals: %dx_sum = memref.alloca() : !cell_held
+      // with totals: memref.store %zero, %dx_sum[%c0] : !cell_held
       %steps:3 = scf.for %i = %ty to %steps_end step %stride
           iter_args(%dgamma_step = %zero, %dbeta_step = %zero, %next = %ty) -> (!acc, !acc, index) {
         %dgamma_after, %dbeta_after = scf.for %k = %c0 to %rows_at_once step %c1
@@ -103,6 +112,10 @@ hal.executable.source private @finalize {
           %row = arith.addi %i, %skipped : index
           %dgamma_row = memref.load %dgamma_partials[%row, %column_in] : !acc_rows
           %dbeta_row = memref.load %dbeta_partials[%row, %column_in] : !acc_rows
+          // with totals: %dx_row = memref.load %dx_partials[%row, %column_in] : !acc_rows
+          // with totals: %dx_before = memref.load %dx_sum[%c0] : !cell_held
+          // with totals: %dx_after = arith.addf %dx_before, %dx_row : !acc
+          // with totals: memref.store %dx_after, %dx_sum[%c0] : !cell_held
           %dgamma_more = arith.addf %dgamma_sum, %dgamma_row : !acc
           %dbeta_more = arith.addf %dbeta_sum, %dbeta_row : !acc
           %dbeta_after = arith.select %sums_dbeta, %dbeta_more, %dbeta_sum : !acc
@@ -115,6 +128,10 @@ hal.executable.source private @finalize {
           iter_args(%dgamma_sum = %steps#0, %dbeta_sum = %steps#1) -> (!acc, !acc) {
         %dgamma_row = memref.load %dgamma_partials[%row, %column_in] : !acc_rows
         %dbeta_row = memref.load %dbeta_partials[%row, %column_in] : !acc_rows
+        // with totals: %dx_row = memref.load %dx_partials[%row, %column_in] : !acc_rows
+        // with totals: %dx_before = memref.load %dx_sum[%c0] : !cell_held
+        // with totals: %dx_after = arith.addf %dx_before, %dx_row : !acc
+        // with totals: memref.store %dx_after, %dx_sum[%c0] : !cell_held
         %dgamma_more = arith.addf %dgamma_sum, %dgamma_row : !acc
         %dbeta_more = arith.addf %dbeta_sum, %dbeta_row : !acc
         %dbeta_after = arith.select %sums_dbeta, %dbeta_more, %dbeta_sum : !acc
@@ -122,7 +139,10 @@ hal.executable.source private @finalize {
       }
       %dgamma_slices = memref.alloc() : !slices  // [slices, columns of the workgroup]
       %dbeta_slices = memref.alloc() : !slices   // likewise
+      // with totals: %dx_slices = memref.alloc() : !slices
       memref.store %sums#0, %dgamma_slices[%ty, %tx] : !slices
+      // with totals: %dx_share = memref.load %dx_sum[%c0] : !cell_held
+      // with totals: memref.store %dx_share, %dx_slices[%ty, %tx] : !slices
       scf.if %sums_dbeta {
         memref.store %sums#1, %dbeta_slices[%ty, %tx] : !slices
       }
@@ -143,6 +163,10 @@ hal.executable.source private @finalize {
         %dgamma_cell = func.call @round_of_gamma(%dgamma_sum) : (!cell) -> !gamma_cell
         %dbeta_cell = func.call @round_of_beta(%dbeta_sum) : (!cell) -> !beta_cell
         vector.store %dgamma_cell, %dgamma[%column] : !gamma_row, !gamma_cell
+        // with totals: %dx_shares = vector.transfer_read %dx_slices[%c0, %tx], %zero {in_bounds = [true, true]} : !slices, !shares
+        // with totals: %dx_all = vector.multi_reduction <add>, %dx_shares, %zero_cell [0] : !shares to !cell
+        // with totals: %total_cell = func.call @round_of_total(%dx_all) : (!cell) -> !total_cell
+        // with totals: vector.store %total_cell, %dx_total[%column] : !total_row, !total_cell
         scf.if %sums_dbeta {
           vector.store %dbeta_cell, %dbeta[%column] : !beta_row, !beta_cell
         }

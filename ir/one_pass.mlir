@@ -115,6 +115,7 @@
   #hal.pipeline.binding<storage_buffer>,            // partial dbeta [workgroups, N]
   #hal.pipeline.binding<storage_buffer>,            // dz [M, N]
   #hal.pipeline.binding<storage_buffer>,            // copy of dx [M, N]
+  #hal.pipeline.binding<storage_buffer>,            // partial sum of dx over rows [workgroups, N]
   #hal.pipeline.binding<storage_buffer>             // posted sums [M, cluster + 1]
 ]>
 #rows_x = affine_map<()[m] -> (m ceildiv 1, 132)>
@@ -185,12 +186,15 @@ hal.executable.source private @rows {
     func.func private @may_be_edge(index) -> i1
     func.func private @store_edge_of_x(!x_lines, index, index, index, index, index, i1, !x_chunk)
     func.func private @await_last_copies()
-    func.func private @store_partial_row(!thread, index, !held, !held, !dy_bytes, !acc_rows, !acc_rows)
+    func.func private @store_partial_row(!thread, index, !held, !held, !dy_bytes, !acc_rows, !acc_rows)  // without totals
+    // with totals: func.func private @store_partial_row(!thread, index, !held, !held, !held, !dy_bytes, !acc_rows, !acc_rows, !acc_rows)
     // with sets: func.func private @workgroup_set(index, i32, i32) -> (index, index, index, index, i32, i32)
     // with sets: func.func private @kth_row(!thread, i32) -> i32
     // with sets: func.func private @set_step(!thread, i32) -> !set_step
     // with sets: func.func private @begin_walk(!thread, i32, i32, !walk)
     // with sets: func.func private @walk_on(!thread, !set_step, i32, i32, !walk)
+    // with totals: func.func private @begin_total(!held)
+    // with totals: func.func private @add_to_total(index, i1, !chunk, !held)
     // From ir/math/.
     func.func private @dx(!chunk, !chunk, !acc, !acc, !acc) -> !chunk
     func.func private @widen_of_residual(!residual_chunk) -> !chunk
@@ -281,10 +285,11 @@ hal.executable.source private @rows {
       // End of the gate.
       %dx = hal.interface.binding.subspan layout(#rows_layout) binding(11) alignment(64) offset(%c0) : !x_lines{%lines}
       // with copies: %dx_copy = hal.interface.binding.subspan layout(#rows_layout) binding(15) alignment(64) offset(%c0) : !copy_lines{%lines}
-      %posted = hal.interface.binding.subspan layout(#rows_layout) binding(16) alignment(64) offset(%c0) : !posted{%m}
+      %posted = hal.interface.binding.subspan layout(#rows_layout) binding(17) alignment(64) offset(%c0) : !posted{%m}
       %workgroup, %p, %own_rank = func.call @place() : () -> (index, index, index)
       %dgamma_partials = hal.interface.binding.subspan layout(#rows_layout) binding(12) alignment(64) offset(%c0) : !acc_rows{%p}
       %dbeta_partials = hal.interface.binding.subspan layout(#rows_layout) binding(13) alignment(64) offset(%c0) : !acc_rows{%p}
+      // with totals: %dx_partials = hal.interface.binding.subspan layout(#rows_layout) binding(16) alignment(64) offset(%c0) : !acc_rows{%p}
 
       // Rows are counted in 32 bits, which saves registers; their offsets have 64.
       %own_columns = arith.constant #own_columns
@@ -349,6 +354,7 @@ hal.executable.source private @rows {
       // End of the gate.
       %dgamma_sums = memref.alloca() : !held
       %dbeta_sums = memref.alloca() : !held
+      // with totals: %dx_sums = memref.alloca() : !held
       // with sets: %walk = memref.alloca() : !walk
 
       // Most workgroups take one turn; sums/memory.mlir says which take others, and in whose place.
@@ -367,6 +373,7 @@ hal.executable.source private @rows {
         // with sets: %set_step = func.call @set_step(%thread, %stride) : (!thread, i32) -> !set_step
         // with sets: func.call @begin_walk(%thread, %first_k, %stride, %walk) : (!thread, i32, i32, !walk) -> ()
 
+        // with totals: func.call @begin_total(%dx_sums) : (!held) -> ()
         // The first rows are fetched before anything else but the weight; in bulk, before that, too.
         scf.if %in_bulk {
         } else {
@@ -605,6 +612,7 @@ hal.executable.source private @rows {
             %dgamma_here, %dbeta_here = func.call @sums_after(%dgamma_after, %dbeta_after) : (!chunk, !chunk) -> (!chunk, !chunk)
             memref.store %dgamma_here, %dgamma_sums[%k] : !held
             memref.store %dbeta_here, %dbeta_sums[%k] : !held
+            // with totals: func.call @add_to_total(%k, %has_row, %dx_sum, %dx_sums) : (index, i1, !chunk, !held) -> ()
 
             func.call @take_next_chunk(%k, %dy_rows, %x_rows) : (index, !dy_room, !x_room) -> ()
             scf.for %which = %c0 to %c3 step %c1 {
@@ -654,8 +662,10 @@ hal.executable.source private @rows {
               : !acc, !acc, !acc, !acc, index, index, i32, i32
         }
         func.call @await_last_copies() : () -> ()
-        func.call @store_partial_row(%thread, %workgroup, %dgamma_sums, %dbeta_sums, %dy_bytes, %dgamma_partials, %dbeta_partials)
-            : (!thread, index, !held, !held, !dy_bytes, !acc_rows, !acc_rows) -> ()
+        func.call @store_partial_row(%thread, %workgroup, %dgamma_sums, %dbeta_sums, %dy_bytes, %dgamma_partials, %dbeta_partials)  // without totals
+            : (!thread, index, !held, !held, !dy_bytes, !acc_rows, !acc_rows) -> ()  // without totals
+        // with totals: func.call @store_partial_row(%thread, %workgroup, %dgamma_sums, %dbeta_sums, %dx_sums, %dy_bytes, %dgamma_partials, %dbeta_partials, %dx_partials)
+        // with totals:     : (!thread, index, !held, !held, !held, !dy_bytes, !acc_rows, !acc_rows, !acc_rows) -> ()
         func.call @end_turn() : () -> ()
       }
 

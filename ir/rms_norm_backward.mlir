@@ -51,7 +51,8 @@
 
 func.func private @algorithm(%dy: !dy_mn, %x: !x_mn, %rstd: !acc_m, %gamma: !gamma_n, %dresidual: !residual_mn,
     %dy2: !dy_mn, %dy3: !dy_mn, %dy4: !dy_mn)
-    -> (!x_mn, !gamma_n, !beta_n) {  // without copies
+    -> (!x_mn, !gamma_n, !beta_n) {  // without totals  // without copies
+    // with totals: -> (!x_mn, !gamma_n, !beta_n, !total_n) {
     // with copies: -> (!x_mn, !gamma_n, !beta_n, !copy_mn) {
   %zero = arith.constant 0.0 : !acc
   %inv_n = arith.constant #inv_n
@@ -135,7 +136,16 @@ func.func private @algorithm(%dy: !dy_mn, %x: !x_mn, %rstd: !acc_m, %gamma: !gam
   %dx = linalg.copy ins(%dx_acc : !acc_mn) outs(%empty_dx : !x_mn) -> !x_mn
   %dgamma = linalg.copy ins(%dgamma_acc : !acc_n) outs(%empty_dgamma : !gamma_n) -> !gamma_n
   %dbeta = linalg.copy ins(%dbeta_acc : !acc_n) outs(%empty_dbeta : !beta_n) -> !beta_n
-  return %dx, %dgamma, %dbeta : !x_mn, !gamma_n, !beta_n  // without copies
+  return %dx, %dgamma, %dbeta : !x_mn, !gamma_n, !beta_n  // without totals  // without copies
+  // with totals: %total_acc = linalg.generic {indexing_maps = [#nm_mn, #nm_n], iterator_types = ["parallel", "reduction"]}
+  // with totals:     ins(%dx_acc : !acc_mn) outs(%zeros_n : !acc_n) {
+  // with totals: ^bb0(%dx_: !acc, %total_: !acc):
+  // with totals:   %total1 = arith.addf %total_, %dx_ : !acc
+  // with totals:   linalg.yield %total1 : !acc
+  // with totals: } -> !acc_n
+  // with totals: %empty_total = tensor.empty() : !total_n
+  // with totals: %total = linalg.copy ins(%total_acc : !acc_n) outs(%empty_total : !total_n) -> !total_n
+  // with totals: return %dx, %dgamma, %dbeta, %total : !x_mn, !gamma_n, !beta_n, !total_n
   // with copies: %empty_copy = tensor.empty(%rows) : !copy_mn
   // with copies: %dx_copy = linalg.copy ins(%dx_acc : !acc_mn) outs(%empty_copy : !copy_mn) -> !copy_mn
   // with copies: return %dx, %dgamma, %dbeta, %dx_copy : !x_mn, !gamma_n, !beta_n, !copy_mn

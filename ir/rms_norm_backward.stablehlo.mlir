@@ -34,7 +34,8 @@
 
 func.func private @algorithm(%dy: !dy_mn, %x: !x_mn, %rstd: !acc_m, %gamma: !gamma_n, %dresidual: !residual_mn,
     %dy2: !dy_mn, %dy3: !dy_mn, %dy4: !dy_mn)
-    -> (!x_mn, !gamma_n, !beta_n) {  // without copies
+    -> (!x_mn, !gamma_n, !beta_n) {  // without totals  // without copies
+    // with totals: -> (!x_mn, !gamma_n, !beta_n, !total_n) {
     // with copies: -> (!x_mn, !gamma_n, !beta_n, !copy_mn) {
   %zero = stablehlo.constant dense<0.0> : !scalar
 
@@ -84,7 +85,11 @@ func.func private @algorithm(%dy: !dy_mn, %x: !x_mn, %rstd: !acc_m, %gamma: !gam
   // with sets: %dbeta_acc = stablehlo.convert %dy_acc : !acc_mn
   %dgamma = stablehlo.convert %dgamma_acc : (!acc_n) -> !gamma_n
   %dbeta = stablehlo.convert %dbeta_acc : (!acc_n) -> !beta_n
-  return %dx, %dgamma, %dbeta : !x_mn, !gamma_n, !beta_n  // without copies
+  return %dx, %dgamma, %dbeta : !x_mn, !gamma_n, !beta_n  // without totals  // without copies
+  // with totals: %total_acc = stablehlo.reduce(%dx_acc init: %zero) applies stablehlo.add across dimensions = [0]
+  // with totals:     : (!acc_mn, !scalar) -> !acc_n
+  // with totals: %total = stablehlo.convert %total_acc : (!acc_n) -> !total_n
+  // with totals: return %dx, %dgamma, %dbeta, %total : !x_mn, !gamma_n, !beta_n, !total_n
   // with copies: %dx_copy = stablehlo.convert %dx_acc : (!acc_mn) -> !copy_mn
   // with copies: return %dx, %dgamma, %dbeta, %dx_copy : !x_mn, !gamma_n, !beta_n, !copy_mn
 }

@@ -108,14 +108,17 @@
   #hal.pipeline.binding<storage_buffer>,            // partial dgamma [P, N]
   #hal.pipeline.binding<storage_buffer>,            // partial dbeta [P, N]
   #hal.pipeline.binding<storage_buffer>,            // dz [M, N]
-  #hal.pipeline.binding<storage_buffer>             // copy of dx [M, N]
+  #hal.pipeline.binding<storage_buffer>,            // copy of dx [M, N]
+  #hal.pipeline.binding<storage_buffer>             // partial sum of dx over rows [P, N]
 ]>
 #rows_x = affine_map<()[p] -> (p)>
 #finalize_layout = #hal.pipeline.layout<constants = 1, bindings = [
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // partial dgamma [P, N]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // partial dbeta [P, N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // partial sum of dx over rows [P, N]
   #hal.pipeline.binding<storage_buffer>,            // dgamma [N]
-  #hal.pipeline.binding<storage_buffer>             // dbeta [N]
+  #hal.pipeline.binding<storage_buffer>,            // dbeta [N]
+  #hal.pipeline.binding<storage_buffer>             // sum of dx over rows [N]
 ]>
 #finalize_x = affine_map<()[m] -> (16)>
 // End of what is replaced.
@@ -360,6 +363,7 @@ hal.executable.source private @rows {
       %p = hal.interface.workgroup.count[0] : index
       %dgamma_partials = hal.interface.binding.subspan layout(#rows_layout) binding(12) offset(%c0) : !acc_rows{%p}
       %dbeta_partials = hal.interface.binding.subspan layout(#rows_layout) binding(13) offset(%c0) : !acc_rows{%p}
+      // with totals: %dx_partials = hal.interface.binding.subspan layout(#rows_layout) binding(16) offset(%c0) : !acc_rows{%p}
 
       %workgroup = hal.interface.workgroup.id[0] : index
       %first = arith.muli %workgroup, %share : index  // without sets
@@ -373,6 +377,7 @@ hal.executable.source private @rows {
       scf.for %chunk = %c0 to %n step %v {
         %col = arith.minui %chunk, %last_chunk : index
         vector.store %zeros, %dgamma_partials[%workgroup, %col] : !acc_rows, !chunk
+        // with totals: vector.store %zeros, %dx_partials[%workgroup, %col] : !acc_rows, !chunk
         scf.if %sums_dbeta {
           vector.store %zeros, %dbeta_partials[%workgroup, %col] : !acc_rows, !chunk
         }
@@ -538,6 +543,10 @@ hal.executable.source private @rows {
               vector.store %dx_, %dx[%row, %col] : !x_rows, !x_chunk
               // with copies: %copy = func.call @round_of_copy(%dx_sum) : (!chunk) -> !copy_chunk
               // with copies: vector.store %copy, %dx_copy[%row, %col] : !copy_rows, !copy_chunk
+              // with totals: %dx_before = vector.load %dx_partials[%workgroup, %col] : !acc_rows, !chunk
+              // with totals: %dx_new = arith.select %again, %zeros, %dx_sum : !lanes, !chunk
+              // with totals: %dx_after = arith.addf %dx_before, %dx_new : !chunk
+              // with totals: vector.store %dx_after, %dx_partials[%workgroup, %col] : !acc_rows, !chunk
             }
             // With a gate:
             %is_after = arith.cmpi ult, %gates_first, %wants_dz : i1
@@ -582,6 +591,7 @@ hal.executable.source private @finalize {
     func.func private @restore_rules(i256)
     func.func private @round_of_gamma(!chunk) -> !gamma_chunk
     func.func private @round_of_beta(!chunk) -> !beta_chunk
+    // with totals: func.func private @round_of_total(!chunk) -> !total_chunk
 
     func.func @finalize() attributes {translation_info = #worker} {
       %c0 = arith.constant 0 : index
@@ -610,13 +620,15 @@ hal.executable.source private @finalize {
       // with sets: %dgamma_partials = hal.interface.binding.subspan layout(#finalize_layout) binding(0) offset(%partials_at) flags(ReadOnly) : !acc_rows{%p}
       %dbeta_partials = hal.interface.binding.subspan layout(#finalize_layout) binding(1) offset(%c0) flags(ReadOnly) : !acc_rows{%p}  // without sets
       // with sets: %dbeta_partials = hal.interface.binding.subspan layout(#finalize_layout) binding(1) offset(%partials_at) flags(ReadOnly) : !acc_rows{%p}
-      %dgamma = hal.interface.binding.subspan layout(#finalize_layout) binding(2) offset(%c0) : !gamma_row  // without sets
-      // with sets: %dgamma = hal.interface.binding.subspan layout(#finalize_layout) binding(2) offset(%gamma_at) : !gamma_row
-      %dbeta = hal.interface.binding.subspan layout(#finalize_layout) binding(3) offset(%c0) : !beta_row  // without sets
-      // with sets: %dbeta = hal.interface.binding.subspan layout(#finalize_layout) binding(3) offset(%beta_at) : !beta_row
+      %dgamma = hal.interface.binding.subspan layout(#finalize_layout) binding(3) offset(%c0) : !gamma_row  // without sets
+      // with sets: %dgamma = hal.interface.binding.subspan layout(#finalize_layout) binding(3) offset(%gamma_at) : !gamma_row
+      %dbeta = hal.interface.binding.subspan layout(#finalize_layout) binding(4) offset(%c0) : !beta_row  // without sets
+      // with sets: %dbeta = hal.interface.binding.subspan layout(#finalize_layout) binding(4) offset(%beta_at) : !beta_row
 
       %workgroup = hal.interface.workgroup.id[0] : index  // without sets
       // with sets: %workgroup = arith.remui %id, %tiles : index
+      // with totals: %dx_partials = hal.interface.binding.subspan layout(#finalize_layout) binding(2) offset(%c0) flags(ReadOnly) : !acc_rows{%p}
+      // with totals: %dx_total = hal.interface.binding.subspan layout(#finalize_layout) binding(5) offset(%c0) : !total_row
       %tile = arith.constant #tile
       %first = arith.muli %workgroup, %tile : index
       %first_after = arith.addi %first, %tile : index
@@ -636,6 +648,13 @@ hal.executable.source private @finalize {
           }
           scf.yield %dgamma1, %dbeta1 : !chunk, !chunk
         }
+        // with totals: %dx_sum = scf.for %i = %c0 to %p step %c1 iter_args(%dx_ = %zeros) -> (!chunk) {
+        // with totals:   %dx_i = vector.load %dx_partials[%i, %col] : !acc_rows, !chunk
+        // with totals:   %dx_more = arith.addf %dx_, %dx_i : !chunk
+        // with totals:   scf.yield %dx_more : !chunk
+        // with totals: }
+        // with totals: %total = func.call @round_of_total(%dx_sum) : (!chunk) -> !total_chunk
+        // with totals: vector.store %total, %dx_total[%col] : !total_row, !total_chunk
         %dgamma_total = func.call @round_of_gamma(%dgamma_sum) : (!chunk) -> !gamma_chunk
         vector.store %dgamma_total, %dgamma[%col] : !gamma_row, !gamma_chunk
         scf.if %sums_dbeta {

@@ -109,13 +109,15 @@
   #hal.pipeline.binding<storage_buffer>,            // partial dgamma [P, N]
   #hal.pipeline.binding<storage_buffer>,            // partial dbeta [P, N]
   #hal.pipeline.binding<storage_buffer>,            // dz [M, N]
-  #hal.pipeline.binding<storage_buffer>             // copy of dx [M, N]
+  #hal.pipeline.binding<storage_buffer>,            // copy of dx [M, N]
+  #hal.pipeline.binding<storage_buffer>             // partial sum of dx over rows [P, N]
 ]>
 #columns_x = affine_map<()[m] -> (16)>
 #columns_y = affine_map<()[m] -> (m ceildiv 1, 66)>
 // End of what is replaced.
 
 !pair = vector<2x!acc>
+// with totals: !one_held = memref<1x!chunk, #gpu.address_space<private>>
 
 hal.executable.source private @row_sums {
   hal.executable.export public @row_sums ordinal(0) layout(#row_sums_layout)
@@ -485,6 +487,8 @@ hal.executable.source private @columns {
       // with sets: %walkers = hal.interface.workgroup.count[0] : index
       %dgamma_partials = hal.interface.binding.subspan layout(#columns_layout) binding(14) alignment(64) offset(%c0) : !acc_rows{%walkers}
       %dbeta_partials = hal.interface.binding.subspan layout(#columns_layout) binding(15) alignment(64) offset(%c0) : !acc_rows{%walkers}
+      // with totals: %dx_partials = hal.interface.binding.subspan layout(#columns_layout) binding(18) alignment(64) offset(%c0) : !acc_rows{%walkers}
+      // with totals: %dx_sums = memref.alloca() : !one_held
 
       %j = hal.interface.workgroup.id[0] : index  // without sets
       // with sets: %j = hal.interface.workgroup.id[1] : index
@@ -517,6 +521,7 @@ hal.executable.source private @columns {
       // with sets: %last = arith.subi %set_rows, %c1 : index
       scf.if %inside {
         vector.store %zeros, %dgamma_partials[%walker, %col] : !acc_rows, !chunk
+        // with totals: vector.store %zeros, %dx_partials[%walker, %col] : !acc_rows, !chunk
         scf.if %sums_dbeta {
           vector.store %zeros, %dbeta_partials[%walker, %col] : !acc_rows, !chunk
         }
@@ -527,6 +532,7 @@ hal.executable.source private @columns {
         %span_after = arith.addi %span_first, %span : index
         %span_end = arith.minui %span_after, %m : index  // without sets
         // with sets: %span_end = arith.minui %span_after, %set_rows : index
+        // with totals: memref.store %zeros, %dx_sums[%c0] : !one_held
         %sums:2 = scf.for %row_first = %span_first to %span_end step %stride
             iter_args(%dgamma_sum = %zeros, %dbeta_sum = %zeros) -> (!chunk, !chunk) {
           %dgamma_step, %dbeta_step = scf.for %k = %c0 to %rows_at_once step %c1
@@ -604,6 +610,10 @@ hal.executable.source private @columns {
             %dgamma_more = math.fma %dya, %xhat, %dgamma_before : !chunk
             %dbeta_more = arith.addf %dbeta_before, %dya : !chunk
             %dgamma_after = arith.select %live, %dgamma_more, %dgamma_before : !chunk
+            // with totals: %dx_before = memref.load %dx_sums[%c0] : !one_held
+            // with totals: %dx_more = arith.addf %dx_before, %dx_sum : !chunk
+            // with totals: %dx_after = arith.select %live, %dx_more, %dx_before : !chunk
+            // with totals: memref.store %dx_after, %dx_sums[%c0] : !one_held
             %dbeta_counts = arith.andi %live, %sums_dbeta : i1
             %dbeta_after = arith.select %dbeta_counts, %dbeta_more, %dbeta_before : !chunk
             scf.yield %dgamma_after, %dbeta_after : !chunk, !chunk
@@ -614,6 +624,10 @@ hal.executable.source private @columns {
           %dgamma_before = vector.load %dgamma_partials[%walker, %col] : !acc_rows, !chunk
           %dgamma_after = arith.addf %dgamma_before, %sums#0 : !chunk
           vector.store %dgamma_after, %dgamma_partials[%walker, %col] : !acc_rows, !chunk
+          // with totals: %dx_of_span = memref.load %dx_sums[%c0] : !one_held
+          // with totals: %dx_of_others = vector.load %dx_partials[%walker, %col] : !acc_rows, !chunk
+          // with totals: %dx_of_both = arith.addf %dx_of_others, %dx_of_span : !chunk
+          // with totals: vector.store %dx_of_both, %dx_partials[%walker, %col] : !acc_rows, !chunk
           scf.if %sums_dbeta {
             %dbeta_before = vector.load %dbeta_partials[%walker, %col] : !acc_rows, !chunk
             %dbeta_after = arith.addf %dbeta_before, %sums#1 : !chunk

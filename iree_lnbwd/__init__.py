@@ -22,6 +22,7 @@ from iree_lnbwd.ops.arguments import (
     GatedNormGrads,
     LayerNormGrads,
     NormGradsWithCopy,
+    NormGradsWithSum,
     NormOutput,
     RMSNormGrads,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "Manifest",
     "Norm",
     "NormGradsWithCopy",
+    "NormGradsWithSum",
     "NormOutput",
     "NormSpec",
     "RMSNorm",

@@ -128,6 +128,7 @@ def values(case: Case) -> None:
         if op.is_backward:
             options["output_mask"] = spec.output_mask
             options["grad_input_copy_dtype"] = spec.grad_input_copy_dtype
+            options["grad_input_sum_dtype"] = spec.grad_input_sum_dtype
         else:
             options["output_dtype"] = spec.output_dtype
         options["gate_first"] = spec.gate == "before"
@@ -318,7 +319,8 @@ def junk(case: Case) -> None:
         given |= {"normalized_shape": 8, "eps": 1e-5, "weight_offset": case.pick(0.0, 1.0)}
         given["device"] = DEVICES[case.where] if name == op.name else None
         given |= {"rows_per_set": 1, "gate_first": False}
-        given["grad_input_copy_dtype" if op.is_backward else "output_dtype"] = None
+        beside = ("grad_input_copy_dtype", "grad_input_sum_dtype")
+        given |= dict.fromkeys(beside if op.is_backward else ("output_dtype",))
     bad = case.pick(*(argument for argument in given if argument != "self"))
     given[bad] = draw_junk(case)
     case.said += [name, bad, repr(given[bad])[:80]]
@@ -339,6 +341,7 @@ def junk(case: Case) -> None:
         rows_per_set=None if is_module else given["rows_per_set"],
         output_dtype=given.get("output_dtype"),
         grad_input_copy_dtype=given.get("grad_input_copy_dtype"),
+        grad_input_sum_dtype=given.get("grad_input_sum_dtype"),
         gate_first=given.get("gate_first", False),
     )
     if not name.startswith("reference."):

@@ -194,7 +194,9 @@ def draw_spec(case: Case, *ops: Op, may_have_all: bool = False) -> NormSpec:
     if not may_have_all or from_output or rng.random() >= _OF_GATES:
         may_have_copy = op.is_backward and dtype == "f32" and spec.has(GRAD_INPUT)
         copied = pick(None, "bf16", "f16") if may_have_copy else None
-        return replace(spec, grad_input_copy_dtype=copied)
+        may_have_sum = op.is_backward and spec.has(GRAD_INPUT) and not spec.weight_sets
+        summed = pick(None, None, dtype, *narrow) if may_have_sum and copied is None else None
+        return replace(spec, grad_input_copy_dtype=copied, grad_input_sum_dtype=summed)
     return replace(
         spec,
         gate=pick("after", "before"),
@@ -297,6 +299,7 @@ def bound(spec: NormSpec, given: Mapping[str, Any], rows_per_set: int = 1) -> Bo
         weight_offset=spec.weight_offset,
         output_dtype=spec.output_dtype,
         grad_input_copy_dtype=spec.grad_input_copy_dtype,
+        grad_input_sum_dtype=spec.grad_input_sum_dtype,
         gate_first=spec.gate == "before",
         rows_per_set=rows_per_set if spec.weight_sets else None,
     )

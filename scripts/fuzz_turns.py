@@ -77,6 +77,7 @@ def _in_turn(
     if spec.family.is_backward:
         options["output_mask"] = spec.output_mask
         options["grad_input_copy_dtype"] = spec.grad_input_copy_dtype
+        options["grad_input_sum_dtype"] = spec.grad_input_sum_dtype
     else:
         options["output_dtype"] = spec.output_dtype
     others = _others(case, spec, given, options)
@@ -118,6 +119,10 @@ def _others(
             found["grad_input_copy_dtype"] = {
                 "grad_input_copy_dtype": case.pick(None, "f16" if copied == "bf16" else "bf16")
             }
+        if (summed := spec.grad_input_sum_dtype) is not None:
+            other_mask["output_mask"] = (True, *other_mask["output_mask"][1:])
+            of_f64 = (None,) if summed == "f64" else (None, "f16" if summed == "bf16" else "bf16")
+            found["grad_input_sum_dtype"] = {"grad_input_sum_dtype": case.pick(*of_f64)}
         found["output_mask"] = other_mask
     if given["weight"] is not None:
         offset = case.pick(*(o for o in OFFSETS if o != options["weight_offset"]))

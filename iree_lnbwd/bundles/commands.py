@@ -10,7 +10,7 @@ from iree_lnbwd.ops.spec import NormSpec
 
 _DTYPES = (
     *("output_dtype", "grad_output_dtype", "weight_dtype", "bias_dtype", "residual_dtype"),
-    *("gate_dtype", "grad_input_copy_dtype"),
+    *("gate_dtype", "grad_input_copy_dtype", "grad_input_sum_dtype"),
 )
 
 

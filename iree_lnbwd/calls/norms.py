@@ -48,6 +48,7 @@ class Norms(ABC):
         rows_per_set: object,
         output_dtype: object = None,
         grad_input_copy_dtype: object = None,
+        grad_input_sum_dtype: object = None,
     ) -> Results:
         """As `_compute`, from arguments by name, of which an op has not all."""
         family = variant_of(op, given, gate_first)
@@ -57,6 +58,7 @@ class Norms(ABC):
             output_dtype=output_dtype,
             rows_per_set=rows_per_set,
             grad_input_copy_dtype=grad_input_copy_dtype,
+            grad_input_sum_dtype=grad_input_sum_dtype,
         )
         return self._compute([given.get(n) for n in names(family.arguments)], options, device)
 
@@ -201,6 +203,7 @@ class Norms(ABC):
         gate: Any = None,
         gate_first: bool = False,
         grad_input_copy_dtype: Any = None,
+        grad_input_sum_dtype: Any = None,
         device: str | None = None,
     ) -> LayerNormGrads:
         """Gradients of layer normalization with respect to its input, weight and bias.
@@ -253,12 +256,17 @@ class Norms(ABC):
             grad_input_copy_dtype: "f16" or "bf16", or such a type of NumPy or PyTorch: the gradient
                 of an input of f32 is stored once more, rounded to it, for readers of that type.
                 ``output_mask`` has to ask for ``grad_input``. None means no copy, as with a gate.
+            grad_input_sum_dtype: Such a type, or "f32" ("f64" for data of f64): the gradient of the
+                input is summed over rows, too, before it is rounded. That is the gradient of a bias
+                that was added to the input. ``output_mask`` has to ask for ``grad_input``. None
+                means no sum, as with a gate, with sets of weights and with a copy.
             device: IREE device URI: "local-task" (the CPU), "cuda", "hip", "cuda://1". None takes
                 the device that ``input`` is on.
 
         Returns:
             The gradients, in new arrays of ``input``'s library; None where not asked for. With a
-            gate, `iree_lnbwd.GatedNormGrads`; with a copy, `iree_lnbwd.NormGradsWithCopy`.
+            gate, `iree_lnbwd.GatedNormGrads`; with a copy, `iree_lnbwd.NormGradsWithCopy`; with a
+            sum, `iree_lnbwd.NormGradsWithSum`.
 
         Raises:
             TypeError, ValueError: Before anything is compiled or run, naming the argument, what
@@ -281,6 +289,7 @@ class Norms(ABC):
             *(LAYER_NORM_BACKWARD, given, normalized_shape, output_mask, eps),
             *(weight_offset, gate_first, device, rows_per_set),
             grad_input_copy_dtype=grad_input_copy_dtype,
+            grad_input_sum_dtype=grad_input_sum_dtype,
         )
         return results  # type: ignore[return-value]
 
@@ -302,6 +311,7 @@ class Norms(ABC):
         gate: Any = None,
         gate_first: bool = False,
         grad_input_copy_dtype: Any = None,
+        grad_input_sum_dtype: Any = None,
         device: str | None = None,
     ) -> RMSNormGrads:
         """Gradients of RMS normalization with respect to its input and weight, and to a bias.
@@ -326,11 +336,13 @@ class Norms(ABC):
             gate: As `layer_norm_backward`.
             gate_first: As `layer_norm_backward`.
             grad_input_copy_dtype: As `layer_norm_backward`.
+            grad_input_sum_dtype: As `layer_norm_backward`.
             device: As `layer_norm_backward`.
 
         Returns:
             The gradients, in new arrays of ``input``'s library; None where not asked for. With a
-            gate, `iree_lnbwd.GatedNormGrads`; with a copy, `iree_lnbwd.NormGradsWithCopy`.
+            gate, `iree_lnbwd.GatedNormGrads`; with a copy, `iree_lnbwd.NormGradsWithCopy`; with a
+            sum, `iree_lnbwd.NormGradsWithSum`.
 
         Raises:
             TypeError, ValueError, DeviceError, CompileError: As `layer_norm_backward`.
@@ -349,5 +361,6 @@ class Norms(ABC):
             *(RMS_NORM_BACKWARD, given, normalized_shape, output_mask, eps),
             *(weight_offset, gate_first, device, rows_per_set),
             grad_input_copy_dtype=grad_input_copy_dtype,
+            grad_input_sum_dtype=grad_input_sum_dtype,
         )
         return results  # type: ignore[return-value]

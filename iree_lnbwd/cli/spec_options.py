@@ -85,6 +85,11 @@ def _add_other_options(parser: argparse.ArgumentParser) -> None:
         help="of a second grad_input, beside one of f32: f16 or bf16 (default: no such)",
     )
     parser.add_argument(
+        "--grad-input-sum-dtype",
+        **types,
+        help="of the sum of grad_input over rows, beside that (default: no such)",
+    )
+    parser.add_argument(
         "--grad-outputs",
         type=int,
         default=1,
@@ -206,6 +211,7 @@ def spec_of(options: argparse.Namespace) -> NormSpec:
         grad_output_dtype=options.grad_output_dtype,
         grad_outputs=options.grad_outputs,
         grad_input_copy_dtype=options.grad_input_copy_dtype,
+        grad_input_sum_dtype=options.grad_input_sum_dtype,
         weight_dtype=options.weight_dtype,
         bias_dtype=options.bias_dtype,
         has_weight=not options.no_weight,

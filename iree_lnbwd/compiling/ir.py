@@ -153,7 +153,8 @@ def sources(spec: NormSpec, target: Target, schedule: Schedule) -> tuple[str, ..
     parts: list[str] = []
     if isinstance(schedule, OnePass):
         parts += (*PARTS, "gradients" if spec.gate is None else "gate")
-        parts += ["copy"] if spec.grad_input_copy_dtype is not None else []
+        parts += ["copy"] * (spec.grad_input_copy_dtype is not None)
+        parts += ["total"] * (spec.grad_input_sum_dtype is not None)
         parts += schedule.parts(spec, target)
     if FORWARD in names and not isinstance(schedule, RowBlocks):
         how = _forward(spec, target, schedule)
@@ -270,8 +271,10 @@ def module(
 def _passages(text: str, spec: NormSpec) -> str:
     """A file without what is for specs of other kinds."""
     has_copies = spec.grad_input_copy_dtype is not None
+    has_totals = spec.grad_input_sum_dtype is not None
     text = passages.with_lines("sets", text, are_there=spec.weight_sets)
     text = passages.with_lines("copies", text, are_there=has_copies)
+    text = passages.with_lines("totals", text, are_there=has_totals)
     return passages.with_strides(text, has_strides=spec.strided_rows)
 
 
@@ -412,6 +415,7 @@ def _spec_aliases(spec: NormSpec) -> dict[str, str]:
         **(_sets_aliases(spec) if spec.weight_sets else {}),
         **({} if spec.gate is None else _gate_aliases(spec, rows)),
         **({} if (copy := spec.grad_input_copy_dtype) is None else _copy_aliases(copy, rows, cols)),
+        **({} if (total := spec.grad_input_sum_dtype) is None else _total_aliases(total, cols)),
     }
 
 
@@ -453,6 +457,10 @@ def _gate_aliases(spec: NormSpec, rows: str) -> dict[str, str]:
         "#gates_first": flag(spec.gate_first),
         "#wants_dz": flag(spec.has(GRAD_GATE)),
     }
+
+
+def _total_aliases(dtype: str, columns: int) -> dict[str, str]:
+    return {"!total": dtype, "!total_n": f"tensor<{columns}x!total>"}
 
 
 def _copy_aliases(dtype: str, rows: str, columns: int) -> dict[str, str]:

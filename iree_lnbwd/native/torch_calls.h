@@ -32,7 +32,7 @@ constexpr size_t kMostMasked = 4;      // gradients that a mask chooses among
 struct Operand {
   std::string name;
   enum class Extent { cells, rows, columns } extent;
-  enum class Element { dy, x, acc, gamma, beta, residual, gate, copy } element;
+  enum class Element { dy, x, acc, gamma, beta, residual, gate, copy, total } element;
   bool is_read;         // by kernels; of the others only the element type counts
   bool is_masked;       // a mask chooses it
   bool needs_bias;      // it is there where a bias is

@@ -39,7 +39,7 @@ struct Options {
   std::optional<double> eps;  // None as in rms_norm
   double weight_offset;
   // Of the result that has a type of its own: a forward's output, where None means the input's, or
-  // a backward's copy of grad_input.
+  // a backward's copy of grad_input, or its sum.
   std::optional<at::ScalarType> result_type = std::nullopt;
   std::optional<int64_t> rows_per_set = std::nullopt;  // None where no weight has sets
 };
@@ -295,6 +295,7 @@ inline std::optional<Results> known(const Op& op, const Given& given, const Opti
       case Operand::Element::gate:
         return type_or(op.gate, of_data);
       case Operand::Element::copy:
+      case Operand::Element::total:
         return options.result_type.value();
       default:
         return of_data;

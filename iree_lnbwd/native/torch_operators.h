@@ -225,10 +225,11 @@ class Gradients final : public c10::OperatorKernel {
       : op_(op),
         checked_(name + "_checked"),
         takes_sets_(takes_sets),
-        stores_copy_(op.results.back().element == Operand::Element::copy) {}
+        has_own_type_(op.results.back().element == Operand::Element::copy ||
+                      op.results.back().element == Operand::Element::total) {}
 
   void operator()(const OperatorHandle&, DispatchKeySet, Stack* stack) {
-    const size_t tensors = op_.arguments.size(), taken = tensors + 4 + takes_sets_ + stores_copy_;
+    const size_t tensors = op_.arguments.size(), taken = tensors + 4 + takes_sets_ + has_own_type_;
     const IValue* values = stack->data() + stack->size() - taken;
     Given given = {};
     for (size_t i = 0; i < tensors; ++i) given[i] = pointer_to(values[i]);
@@ -239,8 +240,8 @@ class Gradients final : public c10::OperatorKernel {
                           mask_of(op_, options[1].toBoolList()),
                           double_of(options[2]),
                           options[3].toDouble(),
-                          stores_copy_ ? options[4 + takes_sets_].toOptional<at::ScalarType>()
-                                       : std::nullopt,
+                          has_own_type_ ? options[4 + takes_sets_].toOptional<at::ScalarType>()
+                                        : std::nullopt,
                           takes_sets_ ? integer_of(options[4]) : std::nullopt});
     if (!results) return checked_.call(stack);
     torch::jit::drop(*stack, taken);
@@ -251,7 +252,7 @@ class Gradients final : public c10::OperatorKernel {
   const Op& op_;
   Named checked_;
   const bool takes_sets_;
-  const bool stores_copy_;
+  const bool has_own_type_;  // one of its results
 };
 
 inline IValue value_of(const Tensor& tensor) { return tensor.defined() ? IValue(tensor) : IValue(); }

@@ -20,6 +20,7 @@ from iree_lnbwd.ops.operands import (
     GATED,
     GIVEN_OUTPUT,
     GRAD_INPUT_COPY,
+    GRAD_INPUT_SUM,
     GRAD_OUTPUT,
     GRAD_RESIDUAL,
     LAYER_NORM,
@@ -32,6 +33,7 @@ from iree_lnbwd.ops.operands import (
     RMS_NORM_BACKWARD,
     VARIANTS,
     WITH_COPY,
+    WITH_SUM,
     Access,
     Gate,
     Kind,
@@ -155,6 +157,23 @@ class NormGradsWithCopy(NamedTuple):
     grad_input_copy: Any
 
 
+class NormGradsWithSum(NamedTuple):
+    """The gradients of a norm, and a sum; None where one was not asked for.
+
+    Attributes:
+        grad_input: The shape and element type of ``input``.
+        grad_weight: The shape and element type of ``weight``; None without a weight.
+        grad_bias: As that of the norm without a sum.
+        grad_input_sum: The sum of ``grad_input`` over rows, from before that is rounded: the shape
+            of ``normalized_shape``, and ``grad_input_sum_dtype``.
+    """
+
+    grad_input: Any
+    grad_weight: Any
+    grad_bias: Any
+    grad_input_sum: Any
+
+
 class NormOutput(NamedTuple):
     """What a forward computes.
 
@@ -173,7 +192,8 @@ class NormOutput(NamedTuple):
     residual_output: Any
 
 
-Results = LayerNormGrads | RMSNormGrads | GatedNormGrads | NormGradsWithCopy | NormOutput
+GradsWithMore = GatedNormGrads | NormGradsWithCopy | NormGradsWithSum
+Results = LayerNormGrads | RMSNormGrads | GradsWithMore | NormOutput
 
 _MORE = names(MORE_GRAD_OUTPUTS)
 
@@ -189,6 +209,8 @@ def results_type(op: Op) -> type[Results]:
     """The tuple that calls of an op return."""
     if GRAD_INPUT_COPY in op.results:
         return NormGradsWithCopy
+    if GRAD_INPUT_SUM in op.results:
+        return NormGradsWithSum
     return GatedNormGrads if op.gate is not None and op.is_backward else _RESULTS[op.name]
 
 
@@ -240,6 +262,7 @@ class Options(NamedTuple):
             no weight may have sets.
         grad_input_copy_dtype: MLIR's name of the element type of ``grad_input_copy``; None of an
             op that has none.
+        grad_input_sum_dtype: Likewise, of ``grad_input_sum``.
     """
 
     op: Op
@@ -250,6 +273,12 @@ class Options(NamedTuple):
     output_dtype: str | None = None
     rows_per_set: int | None = None
     grad_input_copy_dtype: str | None = None
+    grad_input_sum_dtype: str | None = None
+
+    @property
+    def result_dtype(self) -> str | None:
+        """Of the result that has an element type of its own; no op has several."""
+        return self.output_dtype or self.grad_input_copy_dtype or self.grad_input_sum_dtype
 
 
 def check_options(
@@ -263,6 +292,7 @@ def check_options(
     output_dtype: object = None,
     rows_per_set: object = None,
     grad_input_copy_dtype: object = None,
+    grad_input_sum_dtype: object = None,
 ) -> Options:
     """The options of a call in one spelling.
 
@@ -276,16 +306,25 @@ def check_options(
         output_dtype: As a caller gives it, of a forward.
         rows_per_set: As a caller gives it; None where no weight may have sets.
         grad_input_copy_dtype: As a caller gives it, of a backward; the op gets this result.
+        grad_input_sum_dtype: Likewise.
 
     Raises:
         TypeError, ValueError: Naming the argument, what came and what was expected.
     """
-    name, copied = "grad_input_copy_dtype", None
-    if grad_input_copy_dtype is not None:
-        copied = dtypes.check(grad_input_copy_dtype, name)
-        if (expected := without_copy(op)) is not None:
-            raise ValueError(f"{name}: expected {expected}, got {copied}")
-        op = WITH_COPY[op]
+    plain = op
+    copied, summed = (
+        None if given is None else _second(plain, given, name)
+        for name, given in (
+            ("grad_input_copy_dtype", grad_input_copy_dtype),
+            ("grad_input_sum_dtype", grad_input_sum_dtype),
+        )
+    )
+    if copied is not None and summed is not None:
+        raise ValueError(
+            f"grad_input_sum_dtype: expected None beside grad_input_copy_dtype, got {summed}"
+        )
+    if copied is not None or summed is not None:
+        op = (WITH_SUM if copied is None else WITH_COPY)[plain]
     return Options(
         op,
         check_normalized_shape(normalized_shape),
@@ -295,7 +334,16 @@ def check_options(
         None if output_dtype is None else dtypes.check(output_dtype, "output_dtype"),
         None if rows_per_set is None else check_rows_per_set(rows_per_set),
         copied,
+        summed,
     )
+
+
+def _second(op: Op, dtype: object, name: str) -> str:
+    """The element type of what is made of a gradient of the input besides."""
+    found = dtypes.check(dtype, name)
+    if (expected := without_copy(op)) is not None:
+        raise ValueError(f"{name}: expected {expected}, got {found}")
+    return found
 
 
 class BoundCall(NamedTuple):
@@ -350,6 +398,7 @@ def bind(
     rows_per_set: int | None = None,
     gate_first: bool = False,
     grad_input_copy_dtype: str | None = None,
+    grad_input_sum_dtype: str | None = None,
 ) -> BoundCall:
     """Checks the arguments of an op against each other.
 
@@ -364,6 +413,7 @@ def bind(
         rows_per_set: Neighbouring rows that take one set of a weight's; None where it has none.
         gate_first: Whether a gate comes before the norm.
         grad_input_copy_dtype: Of a copy of the input's gradient; None means none.
+        grad_input_sum_dtype: Of its sum over rows; likewise.
 
     Raises:
         TypeError, ValueError: Naming the argument, what came and what was expected.
@@ -375,6 +425,7 @@ def bind(
         output_dtype=output_dtype,
         rows_per_set=rows_per_set,
         grad_input_copy_dtype=grad_input_copy_dtype,
+        grad_input_sum_dtype=grad_input_sum_dtype,
     )
     return densely(bind_arrays(given, options))
 
@@ -469,7 +520,7 @@ def as_dense(array: AnyArray, shape: tuple[int, ...]) -> AnyArray:
 
 def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> BoundCall:
     """As `bind`, with the options checked before, and with the arrays as they were given."""
-    op, dims, mask, offset, eps, output_dtype, rows_per_set, copied = options
+    op, dims, mask, offset, eps, output_dtype, rows_per_set, copied, summed = options
     data = op.data.name
     x = _array(data, given.get(data))
     if x.shape[max(0, x.ndim - len(dims)) :] != dims:
@@ -523,7 +574,7 @@ def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> Bound
     has_bias = types["bias"] is not None
     asked = asked_of(op, mask, has_weight=has_weight, has_bias=has_bias)
     spec = None
-    if any(asked) or not op.masked or copied is not None:
+    if any(asked) or not op.masked or (copied or summed) is not None:
         computes = not op.is_backward or given.get("rstd") is None
         spec = _spec(
             op=op.name,
@@ -545,6 +596,7 @@ def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> Bound
             gate=None if op.gate is None else op.gate.value,
             gate_dtype=types.get(GATE.name),
             grad_input_copy_dtype=copied,
+            grad_input_sum_dtype=summed,
         )
     return BoundCall(spec, x.shape, arrays, has_bias, sets and sets.for_rows(rows))
 

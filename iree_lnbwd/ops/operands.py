@@ -53,6 +53,7 @@ class Element(Enum):
     RESIDUAL = "residual"
     GATE = "z"
     COPY = "copy"  # of a narrower copy of the input's gradient
+    TOTAL = "total"  # of the sum of the input's gradient over rows
 
 
 class Access(Enum):
@@ -145,6 +146,8 @@ GRAD_BIAS = Operand(
 )
 # The gradient of the input once more, in a narrower type: some read it, and others keep it.
 GRAD_INPUT_COPY = Operand("grad_input_copy", "dx_copy", Kind.CELLS, Element.COPY, Access.WRITTEN)
+# Its sum over rows: the gradient of a bias that was added to the input.
+GRAD_INPUT_SUM = Operand("grad_input_sum", "dx_total", Kind.COLUMNS, Element.TOTAL, Access.WRITTEN)
 
 # Of gated norms alone.
 GATE = Operand("gate", "z", Kind.CELLS, Element.GATE)
@@ -170,6 +173,9 @@ PARTIAL_DGAMMA = Operand(
 )
 PARTIAL_DBETA = Operand(
     "partial_dbeta", "partial_dbeta", Kind.PARTIALS, Element.ACC, Access.WRITTEN, When.NEVER
+)
+PARTIAL_DX = Operand(
+    "partial_dx", "partial_dx", Kind.PARTIALS, Element.ACC, Access.WRITTEN, When.NEVER
 )
 SUM_H = Operand("sum_h", "sum_h", Kind.ROWS, Element.ACC, Access.WRITTEN, When.NEVER)
 SUM_HX = Operand("sum_hx", "sum_hx", Kind.ROWS, Element.ACC, Access.WRITTEN, When.NEVER)
@@ -232,7 +238,7 @@ class Op:
     def gradients(self) -> tuple[Operand, ...]:
         """The gradients that a caller's mask chooses among with a bias."""
         own = self.results if self.is_backward else ()
-        return tuple(row for row in own if row is not GRAD_INPUT_COPY)
+        return tuple(row for row in own if row not in (GRAD_INPUT_COPY, GRAD_INPUT_SUM))
 
     def gradients_with(self, *, has_bias: bool) -> tuple[Operand, ...]:
         """The gradients that a caller's mask chooses among."""
@@ -352,11 +358,19 @@ WITH_COPY = {
 }
 
 
+def _with_sum(op: Op) -> Op:
+    """The same backward, which sums the gradient of the input over rows, too."""
+    return replace(op, rows=(*op.rows, GRAD_INPUT_SUM), scratch=(*op.scratch, PARTIAL_DX))
+
+
+WITH_SUM = {op: _with_sum(op) for op in WITH_COPY}
+
+
 def without_copy(op: Op) -> str | None:
-    """What is expected of the type of a copy that an op does not store; None if it may store one.
+    """What is expected of the type of a copy, or of a sum; None if the op may have one.
 
     Args:
-        op: Without a copy.
+        op: Without a copy and a sum.
     """
     if op in WITH_COPY:
         return None
@@ -367,6 +381,7 @@ def without_copy(op: Op) -> str | None:
 VARIANTS = (
     *(op for of in (OPS, FROM_OUTPUT, *GATED.values()) for op in of.values()),
     *WITH_COPY.values(),
+    *WITH_SUM.values(),
 )
 # What has M rows of N columns in any of them.
 CELLS_NAMES = frozenset(row.name for op in VARIANTS for row in op.rows if row.kind is Kind.CELLS)

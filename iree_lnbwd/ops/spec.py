@@ -26,6 +26,7 @@ from iree_lnbwd.ops.operands import (
     MOST_GRAD_OUTPUTS,
     OPS,
     WITH_COPY,
+    WITH_SUM,
     Access,
     Element,
     Gate,
@@ -51,6 +52,7 @@ _LATER = (
     "gate_dtype",
     "strided_rows",
     "grad_input_copy_dtype",
+    "grad_input_sum_dtype",
 )
 _WIDE, _NARROW = "f32", ("f16", "bf16")  # of a gradient of the input, and of its copy
 # Backwards from the output divide by a weight of at least this magnitude, as apex's
@@ -146,6 +148,9 @@ class NormSpec:
         grad_input_copy_dtype: Of ``grad_input_copy``, which is ``grad_input`` rounded: "f16" or
             "bf16", beside a ``grad_input`` of f32 that is asked for, without a gate. None if a
             backward stores no copy.
+        grad_input_sum_dtype: Of ``grad_input_sum``, which is the sum of ``grad_input`` over rows,
+            from before that is rounded. There is one beside a ``grad_input`` that is asked for,
+            without a gate, sets of weights or a copy. None if a backward does not sum it.
 
     Raises:
         TypeError, ValueError: Naming the field, what came and what was expected.
@@ -172,6 +177,7 @@ class NormSpec:
     gate_dtype: str | None = None
     strided_rows: bool = False
     grad_input_copy_dtype: str | None = None
+    grad_input_sum_dtype: str | None = None
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__  # the dataclass is frozen; this is its constructor
@@ -187,10 +193,11 @@ class NormSpec:
             "dtype", "grad_output_dtype", "weight_dtype", "bias_dtype", "residual_dtype",
             "output_dtype",
             "gate_dtype",
-            "grad_input_copy_dtype",
+            "grad_input_copy_dtype", "grad_input_sum_dtype",
         ):  # fmt: skip
             _check_dtype(field, getattr(self, field), required=field == "dtype")
         self._check_copy()
+        self._check_sum()
         set_field(self, "grad_outputs", self._checked_gradients())
         if not isinstance(self.has_weight, bool):
             raise TypeError(f"has_weight: expected a bool, got {shown(self.has_weight)}")
@@ -200,17 +207,19 @@ class NormSpec:
             asked = dict(zip(self.masked, self.output_mask, strict=True))
             set_field(self, "has_bias", False)
             set_field(self, "output_mask", tuple(asked[gradient] for gradient in self.masked))
-        if self.grad_input_copy_dtype is not None and not self.has(GRAD_INPUT):
-            raise ValueError(
-                "grad_input_copy_dtype: expected None where output_mask does not ask for "
-                f"grad_input, got {self.grad_input_copy_dtype}"
-            )
+        for field in ("grad_input_copy_dtype", "grad_input_sum_dtype"):
+            if (dtype := getattr(self, field)) is not None and not self.has(GRAD_INPUT):
+                raise ValueError(
+                    f"{field}: expected None where output_mask does not ask for grad_input, got "
+                    f"{dtype}"
+                )
         self._expect_weight_for("weight_dtype", None)
         set_field(self, "weight_offset", check_number(self.weight_offset, "weight_offset"))
         self._expect_weight_for("weight_offset", 0.0)
         if not isinstance(self.weight_sets, bool):
             raise TypeError(f"weight_sets: expected a bool, got {shown(self.weight_sets)}")
         self._expect_weight_for("weight_sets", False)
+        self._refuse_sum("None with sets of weights" if self.weight_sets else None)
         if not isinstance(self.strided_rows, bool):
             raise TypeError(f"strided_rows: expected a bool, got {shown(self.strided_rows)}")
         if abs(self.weight_offset) > (largest := DTYPES[self.acc_dtype].largest):
@@ -255,6 +264,7 @@ class NormSpec:
             ("residual_dtype", self.element_type(Element.RESIDUAL)),
             ("output_dtype", self.element_type(Element.Y)),
             ("gate_dtype", self.element_type(Element.GATE)),
+            ("grad_input_sum_dtype", self.element_type(Element.TOTAL)),
         ):
             check_mixture(field, dtype, self.dtype)
 
@@ -287,6 +297,18 @@ class NormSpec:
         if expected is None:
             return
         raise ValueError(f"grad_input_copy_dtype: expected {expected}, got {shown(dtype)}")
+
+    def _check_sum(self) -> None:
+        if self.grad_input_sum_dtype is None:
+            return
+        expected = without_copy(self._uncopied)
+        if expected is None and self.grad_input_copy_dtype is not None:
+            expected = "None beside grad_input_copy_dtype"
+        self._refuse_sum(expected)
+
+    def _refuse_sum(self, expected: str | None) -> None:
+        if expected is not None and (dtype := self.grad_input_sum_dtype) is not None:
+            raise ValueError(f"grad_input_sum_dtype: expected {expected}, got {shown(dtype)}")
 
     @property
     def _asks_grad_bias(self) -> bool:
@@ -340,11 +362,13 @@ class NormSpec:
         op = self._uncopied
         if self.grad_input_copy_dtype is not None:
             op = WITH_COPY[op]
+        if self.grad_input_sum_dtype is not None:
+            op = WITH_SUM[op]
         return op if self.output_dtype is None else with_own_output(op)
 
     @property
     def _uncopied(self) -> Op:
-        """The op without a copy of the input's gradient, and without a type of the output's."""
+        """The op without a copy or a sum of the input's gradient, and a type of the output's."""
         if self.gate is not None:
             return GATED[Gate(self.gate)][self.op]
         return (FROM_OUTPUT if self.from_output else OPS)[self.op]
@@ -403,6 +427,8 @@ class NormSpec:
                 return self.gate_dtype or self.dtype
             case Element.COPY:
                 return self.grad_input_copy_dtype or self.dtype
+            case Element.TOTAL:
+                return self.grad_input_sum_dtype or self.dtype
 
     @property
     def wants_dx(self) -> bool:
@@ -517,6 +543,8 @@ class NormSpec:
             parts.append("strided")
         if self.grad_input_copy_dtype is not None:
             parts.append(f"copy{self.grad_input_copy_dtype}")
+        if self.grad_input_sum_dtype is not None:
+            parts.append(f"sum{self.grad_input_sum_dtype}")
         if self.weight_offset:
             parts.append(f"offset{self.weight_offset!r}")
         if self.output_mask != replace(self, output_mask=()).output_mask:

@@ -96,6 +96,7 @@ class Norm:
             self.spec.eps or 0.0,
             self.spec.output_dtype,
             grad_input_copy_dtype=self.spec.grad_input_copy_dtype,
+            grad_input_sum_dtype=self.spec.grad_input_sum_dtype,
         )
         self._results = tuple(filter(self.spec.has, family.results))
         self._read = names(self.spec.inputs)

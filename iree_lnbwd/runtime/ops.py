@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from iree_lnbwd.ops.arguments import (
-    GatedNormGrads,
+    GradsWithMore,
     LayerNormGrads,
-    NormGradsWithCopy,
     NormOutput,
     RMSNormGrads,
     named_gradients,
@@ -19,8 +18,6 @@ from iree_lnbwd.runtime.op import Norm
 # Each call takes the arguments of a method of `calls.norms.Norms` but ``normalized_shape`` and
 # ``weight_offset`` and ``gate_first``, which the module has. ``output_mask`` and ``eps`` are None,
 # or what the module was compiled for. ``out`` and the errors are those of `Norm._call`.
-
-_OtherGrads = GatedNormGrads | NormGradsWithCopy
 
 
 class LayerNorm(Norm):
@@ -83,7 +80,7 @@ class LayerNormBackward(Norm):
         output: Any = None,
         rows_per_set: int = 1,
         gate: Any = None,
-        out: LayerNormGrads | _OtherGrads | Sequence[Any] | None = None,
+        out: LayerNormGrads | GradsWithMore | Sequence[Any] | None = None,
     ) -> LayerNormGrads:
         """The gradients; as `iree_lnbwd.layer_norm_backward`."""
         given = self._given(
@@ -112,7 +109,7 @@ class RMSNormBackward(Norm):
         output: Any = None,
         rows_per_set: int = 1,
         gate: Any = None,
-        out: RMSNormGrads | _OtherGrads | Sequence[Any] | None = None,
+        out: RMSNormGrads | GradsWithMore | Sequence[Any] | None = None,
     ) -> RMSNormGrads:
         """The gradients; as `iree_lnbwd.rms_norm_backward`."""
         given = self._given(

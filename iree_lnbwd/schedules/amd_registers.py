@@ -39,7 +39,8 @@ def registers_on_amd(one: OnePassNumbers, spec: NormSpec, elements: int) -> floa
     row = held(spec.dy_dtype) + held(spec.dtype)
     others = 2 * held(spec.dy_dtype) * (spec.grad_outputs - 1)  # of this row and of the next
     has_dbeta = spec.family.centres or bool(spec.has_bias)
-    an_element = (1.0 + has_dbeta) * words(spec)
+    sums = 1.0 + has_dbeta + (spec.grad_input_sum_dtype is not None)  # of columns
+    an_element = sums * words(spec)
     if one.rereads:
         fixed = _FIXED_READ_AGAIN
         fixed += _FROM_OUTPUT_READ_AGAIN if spec.from_output and spec.family.centres else 0

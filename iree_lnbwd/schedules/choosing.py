@@ -352,7 +352,7 @@ def _few_rows(spec: NormSpec, target: Target, product: Product, vector: int) -> 
     """
     sizes = (DTYPES[name].numpy.itemsize for name in (spec.dy_dtype, spec.dtype))
     rows = min(_MOST_FEW_ROWS, product.l2_bytes // 2 // (spec.columns * sum(sizes)))
-    if rows == 0:
+    if rows == 0 or spec.grad_input_sum_dtype is not None:
         return None
     tiles = (t for t in _FEW_TILES if spec.columns <= t * product.processors)
     return FewRows(

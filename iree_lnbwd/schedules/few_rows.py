@@ -133,6 +133,7 @@ class FewRows:
         threads = self.threads(target)
         powers = (self.warps, self.tile, self.tile_vector)
         rules = (
+            (spec.grad_input_sum_dtype is not None, "dx is summed over rows: no workgroup has all"),
             (threads > target.max_threads, f"{threads} threads, at most {target.max_threads}"),
             (self.warps > target.subgroup_size, "more subgroups than lanes"),
             (any(n & (n - 1) for n in powers), "warps, tile and tile_vector are powers of 2"),

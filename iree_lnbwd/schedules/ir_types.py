@@ -65,6 +65,11 @@ def copies(spec: NormSpec) -> tuple[Element, ...]:
     return () if spec.grad_input_copy_dtype is None else (Element.COPY,)
 
 
+def totals(spec: NormSpec) -> tuple[Element, ...]:
+    """The element type of dx's sum over rows, if there is one: likewise."""
+    return () if spec.grad_input_sum_dtype is None else (Element.TOTAL,)
+
+
 def bindings(spec: NormSpec) -> dict[str, str]:
     """The tensors as kernels see them, partial rows of sums among them."""
     cols = spec.columns
@@ -110,7 +115,7 @@ def chunk_types(spec: NormSpec, vector: int) -> dict[str, str]:
         "!chunk": f"vector<{vector}x!acc>",
         **{
             f"!{own.value}_chunk": f"vector<{vector}x!{own.value}>"
-            for own in (*gates(spec), *copies(spec))
+            for own in (*gates(spec), *copies(spec), *totals(spec))
         },
     }
 

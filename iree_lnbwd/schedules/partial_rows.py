@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.spec import NormSpec
-from iree_lnbwd.schedules.ir_types import chunk_types, flag, kernel, shared
+from iree_lnbwd.schedules.ir_types import chunk_types, flag, kernel, shared, totals
 from iree_lnbwd.schedules.rules import WritesPartialRows
 
 
@@ -28,5 +28,6 @@ def partial_rows(schedule: WritesPartialRows, spec: NormSpec, target: Target) ->
         **chunk_types(spec, vector),
         "!gamma_cell": "vector<1x!gamma>",
         "!beta_cell": "vector<1x!beta>",
+        **{f"!{own.value}_cell": f"vector<1x!{own.value}>" for own in totals(spec)},
         "!cell": "vector<1x!acc>",
     }

@@ -13,6 +13,7 @@ from iree_lnbwd.ops.arguments import NormOutput, Results, asked_of, results_of
 from iree_lnbwd.ops.operands import (
     GRAD_INPUT,
     GRAD_INPUT_COPY,
+    GRAD_INPUT_SUM,
     GRAD_OUTPUT,
     MORE_GRAD_OUTPUTS,
     Gate,
@@ -171,6 +172,7 @@ def gradients(
     weight_offset: float,
     rows_per_set: int | None = None,
     grad_input_copy_dtype: torch.dtype | None = None,
+    grad_input_sum_dtype: torch.dtype | None = None,
 ) -> Results:
     """What a backward of ours computes, but for rounding; the arguments are checked.
 
@@ -183,6 +185,7 @@ def gradients(
         weight_offset: Added to the weight.
         rows_per_set: Neighbouring rows that take one set of weights; None where there are no sets.
         grad_input_copy_dtype: Of the copy of the input's gradient, where the op stores one.
+        grad_input_sum_dtype: Of its sum over rows, where the op sums it.
     """
     given = supported.given(op, tensors)
     data, weight, residual = given[op.data.name], given.get("weight"), given.get("grad_residual")
@@ -244,6 +247,8 @@ def gradients(
     results = {name: computed[name][0].to(computed[name][1]) for name in found}
     if grad_input_copy_dtype is not None:
         results[GRAD_INPUT_COPY.name] = results[GRAD_INPUT.name].to(grad_input_copy_dtype)
+    if grad_input_sum_dtype is not None:
+        results[GRAD_INPUT_SUM.name] = summed(dx).to(grad_input_sum_dtype)
     return results_of(op, results)
 
 

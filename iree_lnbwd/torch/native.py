@@ -294,8 +294,8 @@ def remember(
         _remembered.add(key)
         if (call := _numbers(known, _POINTERS[options.op])) is None:
             return
-        op, normalized_shape, mask, weight_offset, eps, output, rows_per_set, copied = options
-        own = output or copied
+        op, normalized_shape, mask, weight_offset, eps, _, rows_per_set, *_ = options
+        own = options.result_dtype
         result_dtype = None if own is None else supported.BY_NAME[own]
         given = (tensors, normalized_shape, mask, eps, weight_offset, result_dtype, rows_per_set)
         strides = [] if known.strides is None else _strides(known.strides, op)

@@ -15,6 +15,7 @@ from iree_lnbwd.ops.operands import (
     FROM_OUTPUT,
     GATED,
     GRAD_INPUT_COPY,
+    GRAD_INPUT_SUM,
     LAYER_NORM,
     LAYER_NORM_BACKWARD,
     RESIDUAL,
@@ -22,6 +23,7 @@ from iree_lnbwd.ops.operands import (
     RMS_NORM,
     RMS_NORM_BACKWARD,
     WITH_COPY,
+    WITH_SUM,
     Gate,
     Op,
     Operand,
@@ -78,6 +80,18 @@ class Gradients:
         """Whether it returns the gradient of the input twice."""
         return GRAD_INPUT_COPY in self.op.results
 
+    @functools.cached_property
+    def sums_input(self) -> bool:
+        """Whether it returns the sum of the gradient of the input over rows."""
+        return GRAD_INPUT_SUM in self.op.results
+
+    @functools.cached_property
+    def _own_types(self) -> tuple[str, ...]:
+        """The options that are the types of results."""
+        return ("grad_input_copy_dtype",) * self.stores_copy + (
+            "grad_input_sum_dtype",
+        ) * self.sums_input
+
     def schema(self, suffix: str = "") -> str:
         """The tensors in the order of the op's table, and then the options.
 
@@ -88,12 +102,12 @@ class Gradients:
             f"bool[{len(self.op.gradients)}] output_mask, {_eps(self.op)}, float weight_offset"
         )
         options += _SETS if self.takes_sets else ""
-        options += ", ScalarType grad_input_copy_dtype" if self.stores_copy else ""
+        options += "".join(f", ScalarType {name}" for name in self._own_types)
         return _schema(self.name + suffix, self.op.arguments, options, self.results)
 
     def options(self, given: Sequence[Any]) -> dict[str, Any]:
         """What a call gives behind the tensors, by the names of `torch.tensor_calls.backward`."""
-        own = ["rows_per_set"] * self.takes_sets + ["grad_input_copy_dtype"] * self.stores_copy
+        own = [*["rows_per_set"] * self.takes_sets, *self._own_types]
         named = ("normalized_shape", "output_mask", "eps", "weight_offset", *own)
         return dict(zip(named, given, strict=True))
 
@@ -262,12 +276,13 @@ OF_SETS = {
     for norm in (OWN_LAYER_NORM, OWN_RMS_NORM, ADD_LAYER_NORM, ADD_RMS_NORM, *GATED_NORMS)
 }
 ALL_NORMS = (*NORMS, *GATED_NORMS, *OF_SETS.values())
-# In graphs of inductor's alone, by the name of the operator without a copy.
+# In graphs of inductor's alone, by the name of the operator without a copy or a sum.
 WITH_COPIES = {
     each.name: Gradients(f"{each.name}_with_copy", WITH_COPY[each.op]) for each in GRADIENTS
 }
+WITH_SUMS = {each.name: Gradients(f"{each.name}_with_sum", WITH_SUM[each.op]) for each in GRADIENTS}
 _OF_NORMS = dict.fromkeys(each for norm in ALL_NORMS for each in (norm.gradients, norm.from_output))
-ALL_GRADIENTS = (*_OF_NORMS, *WITH_COPIES.values())
+ALL_GRADIENTS = (*_OF_NORMS, *WITH_COPIES.values(), *WITH_SUMS.values())
 
 # As the installed PyTorch's own norms: under autocast in f32 on GPUs, if it has a rule for them,
 # and in the input's type on the CPU. The norms of sums keep the types that they are given: those of

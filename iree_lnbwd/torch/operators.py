@@ -88,8 +88,8 @@ def _register_gradients(gradients: Gradients) -> None:
     def fake(*arguments: Any) -> Results:
         options = gradients.options(arguments[count:])
         dims, mask = options["normalized_shape"], options["output_mask"]
-        copied = options.get("grad_input_copy_dtype")
-        return tensor_calls.fake_backward(op, arguments[:count], dims, mask, copied)
+        own = (options.get(f"grad_input_{what}_dtype") for what in ("copy", "sum"))
+        return tensor_calls.fake_backward(op, arguments[:count], dims, mask, *own)
 
     _library.define(gradients.schema(), tags=_TAGS)
     torch.library.register_fake(f"{NAMESPACE}::{gradients.name}", fake, lib=_library)

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from iree_lnbwd.ops.arguments import asked_of
-from iree_lnbwd.ops.operands import GRAD_INPUT_COPY, Kind, Op, names
+from iree_lnbwd.ops.operands import GRAD_INPUT_COPY, GRAD_INPUT_SUM, Kind, Op, names
 from iree_lnbwd.torch.operator_table import ALL_GRADIENTS, ALL_NORMS
 
 _DTENSOR = "torch.distributed.tensor"
@@ -86,7 +86,7 @@ def _shardings(
         asked = asked_of(op, given["output_mask"], **there)
         computed = names(op.gradients_with(has_bias=there["has_bias"]))
         of = dict(zip(computed, asked, strict=True))
-        of[GRAD_INPUT_COPY.name] = True  # where it is a result
+        of |= {GRAD_INPUT_COPY.name: True, GRAD_INPUT_SUM.name: True}  # where they are results
         returned = tuple(of.get(name, False) for name in results)
 
     def placed(

@@ -28,6 +28,7 @@ from iree_lnbwd.ops.arguments import (
 from iree_lnbwd.ops.operands import (
     GRAD_INPUT,
     GRAD_INPUT_COPY,
+    GRAD_INPUT_SUM,
     OUTPUT,
     RESIDUAL_OUTPUT,
     Element,
@@ -129,6 +130,7 @@ def backward(
     weight_offset: float,
     rows_per_set: int | None = None,
     grad_input_copy_dtype: torch.dtype | None = None,
+    grad_input_sum_dtype: torch.dtype | None = None,
 ) -> Results:
     """The gradients.
 
@@ -143,10 +145,11 @@ def backward(
         weight_offset: Added to the weight.
         rows_per_set: Neighbouring rows that take one set of weights; None where there are no sets.
         grad_input_copy_dtype: Of the copy of the input's gradient, where the op stores one.
+        grad_input_sum_dtype: Of its sum over rows, where the op sums it.
     """
     given = (
         *(op, tensors, normalized_shape, output_mask, eps, weight_offset),
-        *(rows_per_set, grad_input_copy_dtype),
+        *(rows_per_set, grad_input_copy_dtype, grad_input_sum_dtype),
     )
     try:
         return known_backward(*given, modules=_OR_REFUSED)[0]
@@ -164,6 +167,7 @@ def known_backward(
     weight_offset: float,
     rows_per_set: int | None = None,
     grad_input_copy_dtype: torch.dtype | None = None,
+    grad_input_sum_dtype: torch.dtype | None = None,
     modules: modules.Modules | None = None,
 ) -> tuple[Results, KnownCall | HostCall | None]:
     """Gradients by ours alone, and the kind of the call where `calling.call` has one.
@@ -173,16 +177,24 @@ def known_backward(
     """
     given = supported.given(op, tensors)
     if given[op.data.name].numel() == 0:  # an empty sum is zero
-        zeros = fake_backward(op, tensors, normalized_shape, output_mask, grad_input_copy_dtype)
+        zeros = fake_backward(
+            *(op, tensors, normalized_shape, output_mask),
+            *(grad_input_copy_dtype, grad_input_sum_dtype),
+        )
         return type(zeros)(*(None if g is None else g.zero_() for g in zeros)), None
     asked = _asked(op, given, output_mask)
-    copied = grad_input_copy_dtype
+    copied, summed = (
+        None if given is None else dtypes.check(given, name)
+        for name, given in (
+            ("grad_input_copy_dtype", grad_input_copy_dtype),
+            ("grad_input_sum_dtype", grad_input_sum_dtype),
+        )
+    )
     options = Options(
         *(op, tuple(normalized_shape), asked, weight_offset, eps),
         rows_per_set=rows_per_set,
-        grad_input_copy_dtype=None
-        if copied is None
-        else dtypes.check(copied, "grad_input_copy_dtype"),
+        grad_input_copy_dtype=copied,
+        grad_input_sum_dtype=summed,
     )
     return _call(tensors, options, modules)
 
@@ -205,6 +217,7 @@ def fake_backward(
     normalized_shape: Sequence[int],
     output_mask: Sequence[bool],
     grad_input_copy_dtype: torch.dtype | None = None,
+    grad_input_sum_dtype: torch.dtype | None = None,
 ) -> Results:
     """As `backward`, but for the values; the tensors need no memory."""
     given = supported.given(op, tensors)
@@ -217,6 +230,9 @@ def fake_backward(
     if grad_input_copy_dtype is not None:
         copied = torch.empty_like(results[GRAD_INPUT.name], dtype=grad_input_copy_dtype)
         results[GRAD_INPUT_COPY.name] = copied
+    if grad_input_sum_dtype is not None:
+        summed = results[GRAD_INPUT.name].new_empty(normalized_shape, dtype=grad_input_sum_dtype)
+        results[GRAD_INPUT_SUM.name] = summed
     return results_of(op, results)
 
 

@@ -26,7 +26,9 @@ def gradients(call: BoundCall) -> dict[str, Judged]:
     arithmetic = Arithmetic.of(call.spec, summed)
     u, step, column_u = arithmetic.u, arithmetic.step, arithmetic.column_u
     dx, dx_off, dz, dz_off = np.empty((4, call.rows, columns))
-    dgamma, dgamma_off, dbeta, dbeta_off = (CallSums(call, columns) for _ in range(4))
+    dgamma, dgamma_off, dbeta, dbeta_off, total, total_off = (
+        CallSums(call, columns) for _ in range(6)
+    )
     for block in blocks(call.rows, columns):
         gamma = Gamma.of(call, block, arithmetic)
         dy = _gradient_of_output(call, block)
@@ -59,11 +61,14 @@ def gradients(call: BoundCall) -> dict[str, Judged]:
         )
         dbeta.add(block, dy)
         dbeta_off.add(block, column_u * np.abs(dy) + dy_off)
+        total.add(block, dv)
+        total_off.add(block, column_u * np.abs(dv) + (1 + column_u) * dv_off)
     values = {
         "grad_gate": (dz, dz_off),
         "grad_input": (dx, dx_off),
         "grad_weight": (dgamma.total, dgamma_off.total),
         "grad_bias": (dbeta.total, dbeta_off.total),
+        "grad_input_sum": (total.total, total_off.total),
     }
     rounded = Judged.rounded_once(*values["grad_input"], DTYPES[call.spec.dtype])
     values["grad_input_copy"] = (dx, rounded.tolerance)

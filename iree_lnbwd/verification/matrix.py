@@ -21,6 +21,7 @@ from iree_lnbwd.ops.operands import (
     RMS_NORM,
     RMS_NORM_BACKWARD,
     WITH_COPY,
+    WITH_SUM,
     Access,
     Element,
     Gate,
@@ -141,6 +142,7 @@ def operand_specs() -> Iterator[NormSpec]:
     yield from gated()
     yield from strided_rows()
     yield from copied_gradients()
+    yield from summed_gradients()
 
 
 def several_gradients() -> Iterator[NormSpec]:
@@ -285,6 +287,25 @@ def copied_gradients() -> Iterator[NormSpec]:
         yield of((65536,), residual_dtype="f32")
         if not op.from_output:
             yield of((769,), eps=_eps(op))
+
+
+def summed_gradients() -> Iterator[NormSpec]:
+    """Backwards that sum the input's gradient over rows."""
+    for op in WITH_SUM:
+        of = functools.partial(_spec_of(op), grad_input_sum_dtype="bf16")
+        for width in _FAMILY_WIDTHS:
+            yield of((width,), "bf16")
+        for width in _OPTIONS_WIDTHS:
+            yield of((width,), "f32", grad_input_sum_dtype="f32")
+            yield of((width,), "f64", grad_input_sum_dtype="f64", residual_dtype="f64")
+            yield of((width,), "bf16", residual_dtype="bf16", grad_outputs=3)
+            yield of((width,), "bf16", has_weight=False, grad_input_sum_dtype="f32")
+            yield of((width,), "f16", output_mask=tuple(row is GRAD_INPUT for row in op.masked))
+        yield of((1024,), "bf16", strided_rows=True, residual_dtype="bf16")
+        yield of((25001,), "bf16")
+        yield of((65536,), "f32", residual_dtype="f32")
+        if not op.from_output:
+            yield of((769,), "bf16", eps=_eps(op))
 
 
 def _biased(op: Op) -> Iterator[NormSpec]:
@@ -550,6 +571,7 @@ def _call(
         weight_offset=spec.weight_offset,
         output_dtype=spec.output_dtype,
         grad_input_copy_dtype=spec.grad_input_copy_dtype,
+        grad_input_sum_dtype=spec.grad_input_sum_dtype,
         rows_per_set=sets.rows_per_set if spec.weight_sets else None,
         gate_first=spec.gate_first,
     )

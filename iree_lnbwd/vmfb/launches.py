@@ -23,6 +23,7 @@ from iree_lnbwd.ops.operands import (
     GRAD_GATE,
     GRAD_INPUT,
     GRAD_INPUT_COPY,
+    GRAD_INPUT_SUM,
     GRAD_OUTPUT,
     GRAD_RESIDUAL,
     GRAD_WEIGHT,
@@ -32,6 +33,7 @@ from iree_lnbwd.ops.operands import (
     OUTPUT,
     PARTIAL_DBETA,
     PARTIAL_DGAMMA,
+    PARTIAL_DX,
     POSTED_SUMS,
     RESIDUAL,
     RESIDUAL_OUTPUT,
@@ -104,7 +106,7 @@ _SUMS = (SUM_H, SUM_HX)
 _ROWS = Kernel(
     "rows",
     (*_READ, GRAD_RESIDUAL, ADDED_BIAS, *MORE_GRAD_OUTPUTS, GATE),
-    (GRAD_INPUT, *_PARTIALS, GRAD_GATE, GRAD_INPUT_COPY),
+    (GRAD_INPUT, *_PARTIALS, GRAD_GATE, GRAD_INPUT_COPY, PARTIAL_DX),
     ahead=(*_READ[:-1], GRAD_RESIDUAL, *MORE_GRAD_OUTPUTS, GATE),
 )
 # Its workgroups post sums, and read what others have posted.
@@ -119,9 +121,9 @@ _ROW_SUMS = Kernel("row_sums", (*_READ, ADDED_BIAS, *MORE_GRAD_OUTPUTS, GATE), _
 _COLUMNS = Kernel(
     "columns",
     (*_READ, *_SUMS, GRAD_RESIDUAL, ADDED_BIAS, *MORE_GRAD_OUTPUTS, GATE),
-    (GRAD_INPUT, *_PARTIALS, GRAD_GATE, GRAD_INPUT_COPY),
+    (GRAD_INPUT, *_PARTIALS, GRAD_GATE, GRAD_INPUT_COPY, PARTIAL_DX),
 )
-_FINALIZE = Kernel("finalize", _PARTIALS, (GRAD_WEIGHT, GRAD_BIAS))
+_FINALIZE = Kernel("finalize", (*_PARTIALS, PARTIAL_DX), (GRAD_WEIGHT, GRAD_BIAS, GRAD_INPUT_SUM))
 _NORMALIZE = Kernel(
     "normalize",
     (INPUT, RESIDUAL, WEIGHT, ADDED_BIAS, GATE),
@@ -389,7 +391,7 @@ def _of_partial_rows(spec: NormSpec, target: Target, form: OnePass | TwoPass | R
         each = (_of_set(spec, partial_rows),)
         kernels.append(_launch(_FINALIZE, spec, _of_sets(spec, tiles), constants=each))
     all_partial_rows = _of_sets(spec, partial_rows)
-    partials = [operand for operand in _PARTIALS if takes(spec, operand)]
+    partials = [operand for operand in _FINALIZE.reads if takes(spec, operand)]
     scratch = (
         *(_scratch(spec, partial.name, all_partial_rows) for partial in partials),
         *posted,

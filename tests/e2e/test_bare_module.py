@@ -298,7 +298,8 @@ def test_the_page_lists_the_arguments_of_every_op() -> None:
     for op, results in itertools.product(OPS.values(), (False, True)):
         listed = re.findall(r"`(\w+)`", rows[op.name].split(" | ")[results])
         more: list[dict[str, Any]] = [{}, {"gate": "after"}, {"gate": "before"}]
-        more += [{"grad_input_copy_dtype": "bf16"}] * op.is_backward
+        beside = ("grad_input_copy_dtype", "grad_input_sum_dtype")
+        more += [{field: "bf16"} for field in beside] * op.is_backward
         found = set()
         for fields in more:
             eps = None if op.is_backward else 1e-5

@@ -412,6 +412,9 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "rows_per_set": ({"rows_per_set": 1}, {"rows_per_set": 2}),
     "grad_input_copy_dtype": ({"grad_input_copy_dtype": "bf16"}, {"grad_input_copy_dtype": "f16"}),
     "no copy": ({"grad_input_copy_dtype": "bf16"}, {}),
+    "grad_input_sum_dtype": ({"grad_input_sum_dtype": "f32"}, {"grad_input_sum_dtype": "f16"}),
+    "no sum": ({"grad_input_sum_dtype": "bf16"}, {}),
+    "a sum or a copy": ({"grad_input_sum_dtype": "bf16"}, {"grad_input_copy_dtype": "bf16"}),
 }
 
 

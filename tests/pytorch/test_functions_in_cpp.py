@@ -285,6 +285,6 @@ def options_of(each: Norm | Gradients) -> list[Any]:
     else:
         options += [[True] * len(each.op.gradients), EPS, 0.0]
     options += [1] * each.takes_sets
-    if isinstance(each, Gradients) and each.stores_copy:
+    if isinstance(each, Gradients) and (each.stores_copy or each.sums_input):
         options.append(torch.float32)
     return options

@@ -271,6 +271,7 @@ class _Run:
         return {
             "grad_input": grad_input,
             "grad_input_copy": grad_input,
+            "grad_input_sum": self.over_rows(grad_input),
             "grad_weight": self.over_rows(dy * xhat),
             "grad_bias": self.over_rows(dy),
             "grad_gate": given * slope * gated,

@@ -170,7 +170,7 @@ def test_everything_else_is_the_files() -> None:
     marker = "// End of what is replaced.\n"
     spec = NormSpec((4096,), "bf16")
     below = compiler.read_ir(f"{spec.op}.mlir").split(marker)[1].strip("\n")
-    left_out = r" *// without (?:sets|copies)$|^ *// with (?:sets|copies): .*\n"
+    left_out = r"(?: *// without (?:sets|copies|totals))+$|^ *// with (?:sets|copies|totals): .*\n"
     below = re.sub(left_out, "", below, flags=re.MULTILINE)
     aliases, body = below.split("\n\n", 1)
     text = specialized(spec)

@@ -184,6 +184,7 @@ def in_decimals(call: BoundCall) -> dict[str, list[list[Decimal]]]:
     results: dict[str, list[list[Decimal]]] = {
         "grad_weight": [list(zeros) for _ in range(sets)],
         "grad_bias": [list(zeros) for _ in range(sets)],
+        "grad_input_sum": [list(zeros)],
         "mean": [[]], "rstd": [[]], "output": [], "grad_input": [], "grad_gate": [],
     }  # fmt: skip
     for i, x in enumerate(have[spec.family.data.name]):
@@ -234,6 +235,7 @@ def in_decimals(call: BoundCall) -> dict[str, list[list[Decimal]]]:
         for j in range(n):
             results["grad_weight"][of][j] += dy[j] * xhat[j]
             results["grad_bias"][of][j] += dy[j]
+            results["grad_input_sum"][0][j] += results["grad_input"][-1][j]
     return results
 
 
@@ -263,6 +265,7 @@ def small_specs() -> Iterator[NormSpec]:
             yield replace(plain, eps=EPS)
             yield replace(plain, dtype="bf16", residual_dtype="f32", weight_offset=1.0)
             yield replace(plain, eps=EPS, residual_dtype="f32")
+            yield replace(plain, eps=EPS, residual_dtype="f32", grad_input_sum_dtype="bf16")
             output = replace(plain, from_output=True, has_bias=None)
             yield output
             yield replace(output, has_weight=False)

@@ -109,7 +109,9 @@ def test_every_alias_of_a_type_is_in_the_ir() -> None:
 def test_each_element_type_of_a_spec_is_its_own() -> None:
     spec = NormSpec((8,), "f16", "bf16", "f32", "bf16", residual_dtype="f32")
     types = {element: spec.element_type(element) for element in Element}
-    assert list(types.values()) == ["bf16", "f16", "f16", "f32", "f32", "bf16", "f32", "f16", "f16"]
+    assert list(types.values()) == [
+        *("bf16", "f16", "f16", "f32", "f32", "bf16", "f32", "f16", "f16", "f16")
+    ]
 
 
 def test_an_output_has_an_element_of_its_own_where_a_spec_says_so() -> None:

@@ -1,5 +1,6 @@
 // A workgroup's sums of columns to its partial rows of dgamma and dbeta, where it has several groups. The sums of all
-// groups are added up to one partial row, for dgamma and then for dbeta, in the shared memory that held rows of dy.
+// groups are added up to one partial row, for dgamma, for dbeta and, where its sum is asked for, for dx, in the shared
+// memory that held rows of dy.
 
 // What a NormSpec and a Schedule decide.
 !acc = f32
@@ -26,7 +27,8 @@ func.func private @span(index, index, index) -> (index, index)
 func.func private @is_within(index, index, index) -> i1
 // End of what is replaced.
 
-func.func private @store_partial_row(%thread: !thread, %workgroup: index, %dgamma_sums: !held, %dbeta_sums: !held, %dy_bytes: !dy_bytes, %dgamma_partials: !acc_rows, %dbeta_partials: !acc_rows) {
+func.func private @store_partial_row(%thread: !thread, %workgroup: index, %dgamma_sums: !held, %dbeta_sums: !held, %dy_bytes: !dy_bytes, %dgamma_partials: !acc_rows, %dbeta_partials: !acc_rows) {  // without totals
+// with totals: func.func private @store_partial_row(%thread: !thread, %workgroup: index, %dgamma_sums: !held, %dbeta_sums: !held, %dx_sums: !held, %dy_bytes: !dy_bytes, %dgamma_partials: !acc_rows, %dbeta_partials: !acc_rows, %dx_partials: !acc_rows) {
   %c0 = arith.constant 0 : index
   %c1 = arith.constant 1 : index
   %c2 = arith.constant 2 : index
@@ -46,15 +48,23 @@ func.func private @store_partial_row(%thread: !thread, %workgroup: index, %dgamm
   %workgroup_threads = arith.muli %t_count, %groups : index
   %column_first = arith.muli %id, %v : index
   %column_step = arith.muli %workgroup_threads, %v : index
-  %column_sums = arith.select %sums_dbeta, %c2, %c1 : index
-  scf.for %which = %c0 to %column_sums step %c1 {
+  %column_sums = arith.select %sums_dbeta, %c2, %c1 : index  // without totals
+  // with totals: %column_sums = arith.constant 3 : index  // the last is that of dx
+  // with totals: %next_sum = arith.select %sums_dbeta, %c1, %c2 : index
+  scf.for %which = %c0 to %column_sums step %c1 {  // without totals
+  // with totals: scf.for %which = %c0 to %column_sums step %next_sum {
     %is_dgamma = arith.cmpi eq, %which, %c0 : index
+    // with totals: %is_dbeta = arith.cmpi eq, %which, %c1 : index
+    // with totals: %is_dx = arith.cmpi eq, %which, %c2 : index
     gpu.barrier
     scf.for %k = %c0 to %chunks step %c1 {
       %col, %inside = func.call @column(%k, %thread) : (index, !thread) -> (index, i1)
       %dgamma_k = memref.load %dgamma_sums[%k] : !held
       %dbeta_k = memref.load %dbeta_sums[%k] : !held
-      %sum_k = arith.select %is_dgamma, %dgamma_k, %dbeta_k : !chunk
+      %sum_k = arith.select %is_dgamma, %dgamma_k, %dbeta_k : !chunk  // without totals
+      // with totals: %dx_k = memref.load %dx_sums[%k] : !held
+      // with totals: %of_output = arith.select %is_dgamma, %dgamma_k, %dbeta_k : !chunk
+      // with totals: %sum_k = arith.select %is_dx, %dx_k, %of_output : !chunk
       scf.if %shifted {
         %from, %below = func.call @span(%k, %col, %shift) : (index, index, index) -> (index, index)
         scf.if %inside {
@@ -84,9 +94,13 @@ func.func private @store_partial_row(%thread: !thread, %workgroup: index, %dgamm
       scf.if %is_dgamma {
         memref.store %total, %dgamma_partials[%workgroup, %column] : !acc_rows
       } else {
-        scf.if %sums_dbeta {
+        scf.if %sums_dbeta {  // without totals
+        // with totals: scf.if %is_dbeta {
           memref.store %total, %dbeta_partials[%workgroup, %column] : !acc_rows
         }
+        // with totals: scf.if %is_dx {
+        // with totals:   memref.store %total, %dx_partials[%workgroup, %column] : !acc_rows
+        // with totals: }
       }
     }
     %chunks_first = arith.select %shifted, %n, %column_first : index
@@ -99,9 +113,13 @@ func.func private @store_partial_row(%thread: !thread, %workgroup: index, %dgamm
       scf.if %is_dgamma {
         vector.store %total, %dgamma_partials[%workgroup, %column] : !acc_rows, !chunk
       } else {
-        scf.if %sums_dbeta {
+        scf.if %sums_dbeta {  // without totals
+        // with totals: scf.if %is_dbeta {
           vector.store %total, %dbeta_partials[%workgroup, %column] : !acc_rows, !chunk
         }
+        // with totals: scf.if %is_dx {
+        // with totals:   vector.store %total, %dx_partials[%workgroup, %column] : !acc_rows, !chunk
+        // with totals: }
       }
     }
   }

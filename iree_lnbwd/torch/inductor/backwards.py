@@ -1,4 +1,4 @@
-"""Backwards: the skip's gradient is added in the kernel, and casts around it go."""
+"""Backwards: the skip's gradient is added in the kernel; casts around it go, and sums of dx."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from iree_lnbwd.ops.operands import (
 from iree_lnbwd.torch import aten, supported
 from iree_lnbwd.torch.inductor import graphs
 from iree_lnbwd.torch.inductor.calls import Call, call_of
-from iree_lnbwd.torch.operator_table import GRADIENTS, WITH_COPIES, Gradients
+from iree_lnbwd.torch.operator_table import GRADIENTS, WITH_COPIES, WITH_SUMS, Gradients
 
 # Measured on an H200: in Qwen3's steps, backwards of heads of 128 columns are faster fused.
 _MOST_COLUMNS_OF_INDUCTORS = 256
@@ -78,13 +78,13 @@ def _by_aten(gradients: Gradients, *arguments: Any) -> tuple[Any, ...]:
     return tuple(aten.gradients(gradients.op, arguments[:count], *arguments[count:]))
 
 
-def fold(graph: Graph) -> tuple[int, int]:
-    """Folds additions and casts into the backwards of a graph, which may need sorting then.
+def fold(graph: Graph) -> tuple[int, int, int]:
+    """Folds what is beside the backwards of a graph into them; it may need sorting then.
 
     Returns:
-        How many additions, and how many casts.
+        How many additions, how many casts, and how many sums over rows.
     """
-    additions = casts = 0
+    additions = casts = sums = 0
     for node in list(graph.nodes):
         found = call_of(node)
         if found is not None:
@@ -94,8 +94,10 @@ def fold(graph: Graph) -> tuple[int, int]:
             casts += has_cast
             found, has_addition = _with_addition(found)
             additions += has_addition
-            casts += _with_copy(found)
-    return additions, casts
+            has_copy = _with_copy(found)
+            casts += has_copy
+            sums += 0 if has_copy else _with_sum(found)
+    return additions, casts, sums
 
 
 def _with_all_gradients(call: Call) -> tuple[Call, int]:
@@ -231,6 +233,54 @@ def _with_copy(call: Call) -> bool:
             cast.replace_all_uses_with(copy)
             graph.erase_node(cast)
     return True
+
+
+def _with_sum(call: Call) -> int:
+    """The backward sums the gradient of its input over rows: that of a bias before the norm.
+
+    Returns:
+        How many sums it takes the place of; all are one.
+    """
+    gradients = WITH_SUMS.get(call.gradients.name)
+    if gradients is None:
+        return 0
+    found = [
+        user
+        for dx in graphs.results(call.node).get(0, ())
+        for user in graphs.users_below_views(dx)
+        if _is_sum_over_rows(user, math.prod(call.options[0]))
+    ]
+    if not found:
+        return 0
+    dtype, graph = found[0].meta["val"].dtype, call.node.graph
+    sums = [node for node in found if node.meta["val"].dtype == dtype]
+    given = dict(zip(call.gradients.arguments, call.tensors, strict=True))
+    changed = call.by(gradients, given, (*call.options, dtype))
+    with graph.inserting_after(changed.node):
+        total = graphs.call(graph, operator.getitem, changed.node, len(gradients.results) - 1)
+    for node in sums:
+        with graph.inserting_before(node):
+            taken = graphs.like(graph, total, node)
+        node.replace_all_uses_with(taken)
+        graph.erase_node(node)
+    return len(sums)
+
+
+def _is_sum_over_rows(node: Node, columns: int) -> bool:
+    """Whether a node sums a tensor over all dimensions but those of a row."""
+    if node.target is not _ATEN.sum.dim_IntList:
+        return False
+    summed, total = (graphs.value(each) for each in (node.args[0], node))
+    if summed is None or total is None or not total.dtype.is_floating_point:
+        return False
+    dims = sorted(dim % summed.ndim for dim in graphs.arguments(node)["dim"] or ())
+    of_row = summed.shape[len(dims) :]
+    return (
+        0 < len(dims) < summed.ndim
+        and dims == list(range(len(dims)))
+        and all(isinstance(size, int) for size in of_row)
+        and math.prod(of_row) == columns
+    )
 
 
 def _is_multiplied(node: Node) -> bool:

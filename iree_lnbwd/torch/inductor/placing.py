@@ -62,8 +62,8 @@ def _all(graph: Graph) -> Folded:
     """All norms, of a forward or a backward."""
     apart, summed = forwards.lower(graph, select_decomp_table)
     narrow = backwards.lower(graph, select_decomp_table)
-    added, cast = backwards.fold(graph)
-    return Folded(apart, summed + added, cast, narrow)
+    added, cast, sums = backwards.fold(graph)
+    return Folded(apart, summed + added, cast, narrow, sums=sums)
 
 
 JOINT_PASS, PASS = _OurPass("JOINT_PASS", _step), _OurPass("PASS", _all)

@@ -16,6 +16,7 @@ class Folded(NamedTuple):
         casts: That went into a kernel of ours.
         backwards: Of narrow rows, that became inductor's own code.
         scales: Of outputs, that became weights of a backward of ours.
+        sums: Over rows of an input's gradient, that a backward of ours computes.
     """
 
     forwards: int = 0
@@ -23,6 +24,7 @@ class Folded(NamedTuple):
     casts: int = 0
     backwards: int = 0
     scales: int = 0
+    sums: int = 0
 
 
 class _State:

@@ -42,8 +42,9 @@ def use_inductor_pass(on: bool = True) -> None:
 
     Under ``torch.compile`` with inductor, the pass has inductor compute the forwards of our norms,
     fused with what is around them, but for rows of 16384 columns and more. It moves the addition of
-    a skip connection's gradient, and a cast of the gradient that arrives, into our backwards. The
-    backwards of PyTorch's own norms are treated alike under `enable`.
+    a skip connection's gradient, a cast of the gradient that arrives, and the sum over rows that is
+    the gradient of a bias before the norm, into our backwards. The backwards of PyTorch's own norms
+    are treated alike under `enable`.
 
     Rows that were cast to f32 are read as they were before, and scales of a norm's output become
     weights of its backward.
