@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -116,6 +117,51 @@ def test_other_sums_stay() -> None:
     ours.replace_norms(model)
     _, folded = gradients(model, "compiled", autocast=True)
     assert (folded.sums, folded.casts) == (0, 2)
+
+
+class Shift(torch.autograd.Function):  # type: ignore[misc]
+    """Adds a row, of which the gradient is summed in the row's own type."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, row: Tensor) -> Tensor:
+        ctx.dtype = row.dtype
+        return x + row.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return grad, grad.sum((0, 1), dtype=ctx.dtype)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sums"), [(torch.float32, 1), (torch.bfloat16, 1), (torch.float64, 0)]
+)
+def test_a_sum_has_the_type_that_it_had(dtype: torch.dtype, sums: int) -> None:
+    """No kernel of 16 bits sums in f64."""
+    norm = ours.RMSNorm(WIDTH, dtype=torch.bfloat16)
+    row = torch.zeros(WIDTH, dtype=dtype, requires_grad=True)
+    x = torch.randn(*ROWS, WIDTH).bfloat16().requires_grad_()
+
+    def run(x: Tensor) -> Tensor:
+        return norm(Shift.apply(x, row)).float().sin().sum()
+
+    (eager,) = torch.autograd.grad(run(x), row)
+    before = STATE.folded().sums
+    (found,) = torch.autograd.grad(torch.compile(run)(x), row)
+    assert STATE.folded().sums - before == sums
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, eager, rtol=2**-7, atol=2**-5)
+
+
+def test_of_rows_whose_width_a_compiler_does_not_know() -> None:
+    def run(x: Tensor, bias: Tensor) -> Tensor:
+        return ours.rms_norm(x + bias, (x.shape[-1],)).sin().sum()
+
+    compiled = torch.compile(run, dynamic=True)
+    for width in (WIDTH, 384):
+        x, bias = torch.randn(*ROWS, width), torch.zeros(width, requires_grad=True)
+        (eager,) = torch.autograd.grad(run(x, bias), bias)
+        (found,) = torch.autograd.grad(compiled(x, bias), bias)
+        torch.testing.assert_close(found, eager, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", WITH_SUMS)

@@ -241,14 +241,14 @@ def _with_sum(call: Call) -> int:
     Returns:
         How many sums it takes the place of; all are one.
     """
-    gradients = WITH_SUMS.get(call.gradients.name)
-    if gradients is None:
+    gradients, dims = WITH_SUMS.get(call.gradients.name), call.options[0]
+    if gradients is None or not all(isinstance(dim, int) for dim in dims):
         return 0
     found = [
         user
         for dx in graphs.results(call.node).get(0, ())
         for user in graphs.users_below_views(dx)
-        if _is_sum_over_rows(user, math.prod(call.options[0]))
+        if _is_sum_over_rows(user, math.prod(dims))
     ]
     if not found:
         return 0
@@ -271,7 +271,7 @@ def _is_sum_over_rows(node: Node, columns: int) -> bool:
     if node.target is not _ATEN.sum.dim_IntList:
         return False
     summed, total = (graphs.value(each) for each in (node.args[0], node))
-    if summed is None or total is None or not total.dtype.is_floating_point:
+    if summed is None or total is None or not _may_be_summed_as(total.dtype, summed.dtype):
         return False
     dims = sorted(dim % summed.ndim for dim in graphs.arguments(node)["dim"] or ())
     of_row = summed.shape[len(dims) :]
@@ -281,6 +281,12 @@ def _is_sum_over_rows(node: Node, columns: int) -> bool:
         and all(isinstance(size, int) for size in of_row)
         and math.prod(of_row) == columns
     )
+
+
+def _may_be_summed_as(dtype: torch.dtype, of_cells: torch.dtype) -> bool:
+    """Whether a kernel that stores cells of a type stores sums of the other: f64 only of f64."""
+    known = supported.BY_NAME.values()
+    return dtype in known and supported.wide(dtype) == supported.wide(of_cells)
 
 
 def _is_multiplied(node: Node) -> bool:
