@@ -31,7 +31,7 @@ from torch.distributed.tensor import (
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from iree_lnbwd.torch import rms_norm, sharding
-from iree_lnbwd.torch.operator_table import WITH_COPIES, in_order
+from iree_lnbwd.torch.operator_table import WITH_COPIES, WITH_SUMS, in_order
 
 ALL = {"pytorchs_layer_norm": replace(FORMS["layer_norm"], options={}), **FORMS}
 every_form = pytest.mark.parametrize("form", ALL.values(), ids=ALL)
@@ -163,6 +163,23 @@ def test_a_copy_of_the_gradient_is_where_the_gradient_is(
     dx, _, _, copy = copied.operator(*tensors, *options)
     assert copy.placements == dx.placements == (placement,)
     assert torch.equal(copy.to_local(), dx.to_local().bfloat16())
+
+
+def test_a_sum_of_the_gradient_is_partial_where_rows_are_apart(mesh: DeviceMesh) -> None:
+    sharding.register()
+    summed = WITH_SUMS["rms_norm_backward"]
+    rows = [torch.randn(*ROWS, COLUMNS) for _ in range(2)]
+    weight = distribute_tensor(torch.randn(COLUMNS), mesh, [Replicate()])
+    options = ([COLUMNS], [True, True, False], 1e-5, 0.0, torch.float32)
+    for placement in (Shard(0), Replicate()):
+        dy, x = (distribute_tensor(each, mesh, [placement]) for each in rows)
+        tensors = in_order(summed.op, grad_output=dy, input=x, weight=weight)
+        dx, dgamma, _, total = summed.operator(*tensors, *options)
+        assert dx.placements == (placement,)
+        assert total.placements == dgamma.placements
+        assert isinstance(total.placements[0], Partial) == (placement == Shard(0))
+        own = dx.to_local().sum((0, 1))  # the other process is not there
+        torch.testing.assert_close(total.to_local(), own, rtol=1e-5, atol=1e-5)
 
 
 def test_a_call_does_not_take_the_placements_of_another(mesh: DeviceMesh) -> None:
