@@ -51,6 +51,16 @@ CASES: dict[str, tuple[NormSpec, OnePass, str]] = {
         COPIED,
         "sm_89",
     ),
+    "copied ahead, and the sum of dx": (
+        NormSpec((1023,), "bf16", op=LAYER, residual_dtype="bf16", grad_input_sum_dtype="f32"),
+        replace(COPIED, workgroups=4),
+        "sm_80",
+    ),
+    "received later, and the sum of dx": (
+        NormSpec((1024,), "f32", op=RMS, grad_input_sum_dtype="bf16"),
+        LATER,
+        "sm_80",
+    ),
     "received later": (SPEC, LATER, "sm_80"),
     "received later, of one subgroup each, by 32": (
         NormSpec((4096,), "f32", op=RMS),
@@ -103,13 +113,15 @@ def test_wide_rows_are_chosen_so(columns: int, dtype: str, target: str) -> None:
 @pytest.mark.drawn
 @pytest.mark.parametrize("at_once", [1, 2, 4])
 @pytest.mark.parametrize("how", [TWICE, COPIED, LATER], ids=["twice", "copied", "later"])
+@pytest.mark.parametrize("summed", [None, "f32"])  # dx over rows
 def test_clusters_that_never_run_together(
-    how: OnePass, at_once: int, monkeypatch: pytest.MonkeyPatch
+    how: OnePass, at_once: int, summed: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other workgroups begin only when these have ended: one of a cluster does the work of all."""
-    vmfb, _ = compiler.build(SPEC, SM_80, schedule=how)
+    spec = replace(SPEC, grad_input_sum_dtype=summed)
+    vmfb, _ = compiler.build(spec, SM_80, schedule=how)
     emulated = EmulatedNorm(vmfb)
-    call = matrix.random_call(SPEC, 7, random_generator())
+    call = matrix.random_call(spec, 7, random_generator())
     together = emulated.run(call)
     monkeypatch.setattr(executor, "_LANES_AT_ONCE", at_once * how.threads(SM_80))
     alone = emulated.run(call)
