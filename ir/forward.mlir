@@ -21,8 +21,11 @@
 // in common, can be loaded after the sums, each when it is used, where registers are free. With few rows,
 // they are loaded with the row: nothing else would hide how long they take to arrive. Few rows fit the
 // cache, too, and need not leave it late. That is a kernel of its own, @normalize_few, from this text; the
-// sums of a row have the same order in both. Workgroups that walk over the rows were slower on an H200,
-// whether they loaded the next row into registers or copied rows by cp.async.
+// sums of a row have the same order in both.
+//
+// Or workgroups walk (#forward_walks): they have one set of rows after the other, all of which begin at the same place of
+// an access. Then weights that must be cut are cut once. Registers keep them, and have room for fewer rows; so the rows
+// that come next are copied into shared memory meanwhile (parts/forward/copies.mlir).
 
 // What a NormSpec and a Schedule decide. These lines are replaced; the rest changes only by the rules
 // of README.md.
@@ -49,6 +52,9 @@
 #forward_weights_early = true  // the weights are loaded before the sums
 #forward_packs = false  // rows stay in registers as narrow as they came
 #forward_resident = 1 : i32  // workgroups that a multiprocessor must hold at once
+#forward_walks = 0 : index  // rows that are at work at once, if workgroups walk over the rows; else 0
+#forward_meets = false  // threads of a walk meet once more for each row
+#forward_slots = 1 : index  // rows that a workgroup has in shared memory then
 #forward_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [256, 1, 1] subgroup_size = 32>
 !forward_x_rows = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
 !forward_y_rows = memref<?x4096x!y, #hal.descriptor_type<storage_buffer>>
@@ -60,6 +66,7 @@
 !mbarriers = memref<2xi64, #gpu.address_space<workgroup>>
 !forward_x_kept = memref<1x4096x!x, #gpu.address_space<workgroup>>
 !forward_residual_kept = memref<1x4096x!residual, #gpu.address_space<workgroup>>
+!forward_staged = memref<1x1x8x!x, #gpu.address_space<workgroup>>
 !forward_x = vector<8x!x>
 !forward_y = vector<8x!y>
 !forward_residual = vector<8x!residual>
@@ -73,7 +80,7 @@
 !forward_held = memref<2x!forward_chunk, #gpu.address_space<private>>
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
 #rolled = #llvm.loop_annotation<unroll = <disable = true>>  // else LLVM would unroll steps of a row, and keep it all the same
-!forward_thread = vector<6xindex>  // its numbers: parts/forward/thread.mlir
+!forward_thread = vector<8xindex>  // its numbers: parts/forward/thread.mlir
 // The launch, as iree_lnbwd/vmfb/launches.py states it: the bindings, and the workgroups for M rows, the least
 // number of a list.
 #normalize_layout = #hal.pipeline.layout<constants = 1, bindings = [
@@ -116,6 +123,10 @@ hal.executable.source private @normalize {
     func.func private @put_of_y(!forward_y_rows, !forward_y, index, index, index, index, i1, i1)
     func.func private @memory_rows(index) -> index
     func.func private @fetch_ahead(!forward_x_rows, !forward_residual_rows, index, !forward_thread)
+    func.func private @begin_copies(!mbarriers, !forward_thread)
+    func.func private @copy_row(!forward_x_rows, !forward_staged, !mbarriers, index, !forward_thread)
+    func.func private @load_copied(!forward_x_rows, !forward_staged, !mbarriers, !forward_thread, !forward_x_held)
+    func.func private @load_copied_again(!forward_x_rows, !forward_staged, !forward_thread, !forward_x_held)
     func.func private @take_stored(!forward_x_rows, !forward_thread, !forward_x_held, !forward_residual_held, !forward_held)
     // From ir/math/.
     func.func private @rstd(!acc) -> !acc
@@ -124,6 +135,8 @@ hal.executable.source private @normalize {
     // with strides: func.func private @row_of_residual(!forward_residual_rows, index) -> !forward_residual_rows
     // with strides: func.func private @row_of_y(!forward_y_rows, index) -> !forward_y_rows
     func.func private @xhat(!forward_chunk, !acc, !acc) -> !forward_chunk
+    func.func private @settled_of_gamma(!forward_gamma) -> !forward_gamma
+    func.func private @settled_of_beta(!forward_beta) -> !forward_beta
     func.func private @widen_of_gamma(!forward_gamma) -> !forward_chunk
     func.func private @weight(!forward_chunk) -> !forward_chunk
     func.func private @widen_of_beta(!forward_beta) -> !forward_chunk
@@ -211,6 +224,8 @@ hal.executable.source private @normalize {
       %x_kept = memref.alloc() : !forward_x_kept                // [groups, columns of T threads' steps]
       %residual_kept = memref.alloc() : !forward_residual_kept  // likewise: s
 
+      %staged = "memref.alloc"() <{alignment = 128 : i64, operandSegmentSizes = array<i32: 0, 0>}> : () -> !forward_staged  // [slots, 1, columns]
+
       // Registers, with room for each of a thread's chunks.
       %x_held = memref.alloca() : !forward_x_held
       %residual_held = memref.alloca() : !forward_residual_held
@@ -218,139 +233,213 @@ hal.executable.source private @normalize {
       %beta_held = memref.alloca() : !forward_beta_held
       %values = memref.alloca() : !forward_held
 
-      // A set of rows, one row for each group. Groups past the last row read the last row, because they wait
-      // with the others, and store nothing.
+      %yes = arith.constant true
+      // A walk has a round for each set of rows. Without one, there is one round.
+      %walk = arith.constant #forward_walks
+      %slots = arith.constant #forward_slots
+      %walks = arith.cmpi ne, %walk, %c0 : index
+      %meets = arith.constant #forward_meets
       %last_row = arith.subi %m, %c1 : index
       %one_row = arith.cmpi eq, %rows, %c1 : index
-      %set_first = arith.muli %workgroup, %rows : index
-      %row_mine = arith.addi %set_first, %group : index
-      %row = arith.minui %row_mine, %last_row : index
-      %before_end = arith.cmpi ule, %row_mine, %last_row : index
-      %exists = arith.ori %one_row, %before_end : i1
-
-      // with strides: %x_strided = func.call @row_of_x(%x, %row) : (!forward_x_rows, index) -> !forward_x_rows
-      // with strides: %residual_strided = func.call @row_of_residual(%residual, %row) : (!forward_residual_rows, index) -> !forward_residual_rows
-      // with strides: %y_strided = func.call @row_of_y(%y, %row) : (!forward_y_rows, index) -> !forward_y_rows
-      // with strides: %s_strided = func.call @row_of_residual(%s, %row) : (!forward_residual_rows, index) -> !forward_residual_rows
-      %thread = vector.from_elements %id, %t, %group, %row, %rank, %part : !forward_thread
-      func.call @ready_for_sums(%mbarriers, %thread) : (!mbarriers, !forward_thread) -> ()
-
-      // What a row needs is loaded before anything is waited for.
+      %begins = arith.muli %workgroup, %rows : index
+      %begins_mine = arith.addi %begins, %group : index
+      %first_row = arith.minui %begins_mine, %last_row : index
+      %begin_thread = vector.from_elements %id, %t, %group, %first_row, %rank, %part, %c0, %begins : !forward_thread
+      func.call @ready_for_sums(%mbarriers, %begin_thread) : (!mbarriers, !forward_thread) -> ()
       %loads_weights = arith.andi %writes_output, %weights_early : i1
-      scf.if %in_registers {
-        func.call @load(%x, %residual, %s, %x_kept, %residual_kept, %thread, %c0, %first_time, %x_held, %residual_held)
-            : (!forward_x_rows, !forward_residual_rows, !forward_residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, index, i1, !forward_x_held, !forward_residual_held) -> ()
+      %keeps_weights = arith.andi %loads_weights, %walks : i1
+      scf.if %walks {
+        func.call @begin_copies(%mbarriers, %begin_thread) : (!mbarriers, !forward_thread) -> ()
+        scf.for %slot = %c0 to %slots step %c1 {
+          %slots_on = arith.muli %slot, %walk : index
+          %row_of_slot = arith.addi %begins, %slots_on : index
+          %thread_of_slot = vector.from_elements %id, %t, %group, %row_of_slot, %rank, %part, %slot, %row_of_slot : !forward_thread
+          func.call @copy_row(%x, %staged, %mbarriers, %m, %thread_of_slot) : (!forward_x_rows, !forward_staged, !mbarriers, index, !forward_thread) -> ()
+        } {llvm.loop_annotation = #unrolled}
+        func.call @others_are_ready() : () -> ()
       }
-      scf.if %loads_weights {
+      scf.if %keeps_weights {
         scf.for %k = %c0 to %chunks step %c1 {
-          func.call @load_weights(%gamma, %beta, %thread, %c0, %k, %gamma_held, %beta_held)
+          func.call @load_weights(%gamma, %beta, %begin_thread, %c0, %k, %gamma_held, %beta_held)
               : (!gamma_row, !beta_row, !forward_thread, index, index, !forward_gamma_held, !forward_beta_held) -> ()
         } {llvm.loop_annotation = #unrolled}
       }
-      scf.if %in_registers {
-        func.call @take(%x_held, %residual_held, %first_time, %s, %x_kept, %residual_kept, %thread, %exists, %c0, %values)
-            : (!forward_x_held, !forward_residual_held, i1, !forward_residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, index, !forward_held) -> ()
-      }
+      %left = arith.subi %m, %begins : index
+      %step_of_walk = arith.maxui %walk, %c1 : index
+      %rounds_left = arith.ceildivui %left, %step_of_walk : index
+      %rounds = arith.select %walks, %rounds_left, %c1 : index
+      scf.for %round = %c0 to %rounds step %c1 {
+        // A set of rows, one row for each group. Groups past the last row read the last row, because they wait
+        // with the others, and store nothing.
+        %walked = arith.muli %round, %walk : index
+        %set_first = arith.addi %begins, %walked : index
+        %row_mine = arith.addi %set_first, %group : index
+        %row_of_walk = arith.minui %row_mine, %last_row : index
+        %row = arith.select %walks, %row_of_walk, %first_row : index
+        %before_end = arith.cmpi ule, %row_mine, %last_row : index
+        %exists = arith.ori %one_row, %before_end : i1
 
-      func.call @others_are_ready() : () -> ()
+        // with strides: %x_strided = func.call @row_of_x(%x, %row) : (!forward_x_rows, index) -> !forward_x_rows
+        // with strides: %residual_strided = func.call @row_of_residual(%residual, %row) : (!forward_residual_rows, index) -> !forward_residual_rows
+        // with strides: %y_strided = func.call @row_of_y(%y, %row) : (!forward_y_rows, index) -> !forward_y_rows
+        // with strides: %s_strided = func.call @row_of_residual(%s, %row) : (!forward_residual_rows, index) -> !forward_residual_rows
+        %thread = vector.from_elements %id, %t, %group, %row, %rank, %part, %round, %set_first : !forward_thread
 
-      // The variance is biased and is computed from centred values: the mean of squares minus the square
-      // of the mean would cancel. In a cluster, they are without the mean of their subgroup.
-      %values_sum = arith.constant false
-      %squares_sum = arith.constant true
-      %centre, %own_sum = scf.if %centres -> (!acc, !acc) {
-        %share = func.call @share(%values_sum, %zero, %x, %residual, %s, %x_kept, %residual_kept, %thread, %exists, %first_time, %values)
-            : (i1, !acc, !forward_x_rows, !forward_residual_rows, !forward_residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, i1, !forward_held) -> !acc
-        %near_mean, %summed = func.call @centre(%share, %exchange, %thread) : (!acc, !forward_exchange, !forward_thread) -> (!acc, !acc)
-        scf.yield %near_mean, %summed : !acc, !acc
-      } else {
-        scf.yield %zero, %zero : !acc, !acc
-      }
-      scf.if %packs {
-        func.call @take_anew(%x_held, %values) : (!forward_x_held, !forward_held) -> ()
-      }
-      %share_squares = func.call @share(%squares_sum, %centre, %x, %residual, %s, %x_kept, %residual_kept, %thread, %exists, %centres, %values)
-          : (i1, !acc, !forward_x_rows, !forward_residual_rows, !forward_residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, i1, !forward_held) -> !acc
-      %merges = func.call @merges() : () -> i1
-      %has_centred = arith.andi %merges, %centres : i1
-      %share_centred = scf.if %has_centred -> !acc {
-        %centred = func.call @share(%values_sum, %centre, %x, %residual, %s, %x_kept, %residual_kept, %thread, %exists, %centres, %values)
-            : (i1, !acc, !forward_x_rows, !forward_residual_rows, !forward_residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, i1, !forward_held) -> !acc
-        scf.yield %centred : !acc
-      } else {
-        scf.yield %zero : !acc
-      }
-      %mean_row, %sum_squares = func.call @statistics(%own_sum, %centre, %share_centred, %share_squares, %exchange, %mbarriers, %thread)
-          : (!acc, !acc, !acc, !acc, !forward_exchange, !mbarriers, !forward_thread) -> (!acc, !acc)
-      %rstd_row = func.call @rstd(%sum_squares) : (!acc) -> !acc
-      %is_there = arith.andi %is_first, %exists : i1
-      %stores_statistics = arith.andi %leads_cluster, %is_there : i1
-      scf.if %stores_statistics {
-        scf.if %centres {
-          memref.store %mean_row, %mean[%row] : !acc_column
+        // What a row needs is loaded before anything is waited for.
+        %is_alone = arith.xori %walks, %yes : i1
+        %loads_own_weights = arith.andi %loads_weights, %is_alone : i1
+        %loads = arith.andi %in_registers, %is_alone : i1
+        scf.if %walks {
+          func.call @load_copied(%x, %staged, %mbarriers, %thread, %x_held) : (!forward_x_rows, !forward_staged, !mbarriers, !forward_thread, !forward_x_held) -> ()
         }
-        memref.store %rstd_row, %rstd[%row] : !acc_column
-      }
-      func.call @fetch_ahead(%x, %residual, %m, %thread) : (!forward_x_rows, !forward_residual_rows, index, !forward_thread) -> ()
-
-      scf.if %packs {
-        func.call @take_anew(%x_held, %values) : (!forward_x_held, !forward_held) -> ()
-      }
-      func.call @take_stored(%x, %thread, %x_held, %residual_held, %values) : (!forward_x_rows, !forward_thread, !forward_x_held, !forward_residual_held, !forward_held) -> ()
-      %again = arith.constant true
-      scf.if %writes_output {
-        scf.for %step = %c0 to %steps step %c1 {
-          func.call @reread(%x, %residual, %s, %x_kept, %residual_kept, %thread, %exists, %step, %again, %values)
-              : (!forward_x_rows, !forward_residual_rows, !forward_residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, index, i1, !forward_held) -> ()
+        scf.if %loads {
+          func.call @load(%x, %residual, %s, %x_kept, %residual_kept, %thread, %c0, %first_time, %x_held, %residual_held)
+              : (!forward_x_rows, !forward_residual_rows, !forward_residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, index, i1, !forward_x_held, !forward_residual_held) -> ()
+        }
+        scf.if %loads_own_weights {
           scf.for %k = %c0 to %chunks step %c1 {
-            %col, %inside = func.call @column(%step, %k, %thread) : (index, index, !forward_thread) -> (index, i1)
-            %at = arith.addi %part, %col : index
-            scf.if %weights_early {
-            } else {
-              func.call @load_weights(%gamma, %beta, %thread, %step, %k, %gamma_held, %beta_held)
-                  : (!gamma_row, !beta_row, !forward_thread, index, index, !forward_gamma_held, !forward_beta_held) -> ()
-            }
-            %value = memref.load %values[%k] : !forward_held
-            %xhat = func.call @xhat(%value, %mean_row, %rstd_row) : (!forward_chunk, !acc, !acc) -> !forward_chunk
-            %g = scf.if %scales -> !forward_chunk {
-              %gamma_k = memref.load %gamma_held[%k] : !forward_gamma_held
-              %ga = func.call @widen_of_gamma(%gamma_k) : (!forward_gamma) -> !forward_chunk
-              %weight = func.call @weight(%ga) : (!forward_chunk) -> !forward_chunk
-              scf.yield %weight : !forward_chunk
-            } else {
-              scf.yield %ones : !forward_chunk
-            }
-            %b = scf.if %adds_bias -> !forward_chunk {
-              %beta_k = memref.load %beta_held[%k] : !forward_beta_held
-              %ba = func.call @widen_of_beta(%beta_k) : (!forward_beta) -> !forward_chunk
-              scf.yield %ba : !forward_chunk
-            } else {
-              scf.yield %minus_zeros : !forward_chunk
-            }
-            %ya = func.call @y(%xhat, %g, %b) : (!forward_chunk, !forward_chunk, !forward_chunk) -> !forward_chunk
-            // With a gate:
-            %z_k = scf.if %in_registers -> !forward_residual {
-              %no_z = arith.constant dense<0.0> : !forward_residual
-              %z_held = func.call @stored_of_residual(%no_z, %k, %residual_held) : (!forward_residual, index, !forward_residual_held) -> !forward_residual
-              scf.yield %z_held : !forward_residual
-            } else {
-              %col_in = arith.select %inside, %col, %c0 : index
-              %at_in = arith.addi %part, %col_in : index
-              %z_read = vector.load %residual[%row, %at_in] : !forward_residual_rows, !forward_residual
-              scf.yield %z_read : !forward_residual
-            }
-            // Not before the row's sums: until then it is narrow.
-            %z_here = func.call @settled_of_residual(%z_k) : (!forward_residual) -> !forward_residual
-            %za = func.call @widen_of_residual(%z_here) : (!forward_residual) -> !forward_chunk
-            %silu, %slope = func.call @silu_of_z(%za) : (!forward_chunk) -> (!forward_chunk, !forward_chunk)
-            %ya_gated = func.call @gated_output(%ya, %silu) : (!forward_chunk, !forward_chunk) -> !forward_chunk
-            // End of the gate.
-            %y_k = func.call @round_of_y(%ya) : (!forward_chunk) -> !forward_y
-            func.call @put_of_y(%y, %y_k, %row, %k, %col, %at, %inside, %exists)
-                : (!forward_y_rows, !forward_y, index, index, index, index, i1, i1) -> ()
+            func.call @load_weights(%gamma, %beta, %thread, %c0, %k, %gamma_held, %beta_held)
+                : (!gamma_row, !beta_row, !forward_thread, index, index, !forward_gamma_held, !forward_beta_held) -> ()
           } {llvm.loop_annotation = #unrolled}
-        } {llvm.loop_annotation = #rolled}
-      }
+        }
+        scf.if %in_registers {
+          func.call @take(%x_held, %residual_held, %first_time, %s, %x_kept, %residual_kept, %thread, %exists, %c0, %values)
+              : (!forward_x_held, !forward_residual_held, i1, !forward_residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, index, !forward_held) -> ()
+        }
+
+        scf.if %is_alone {
+          func.call @others_are_ready() : () -> ()
+        }
+
+        // The variance is biased and is computed from centred values: the mean of squares minus the square
+        // of the mean would cancel. In a cluster, they are without the mean of their subgroup.
+        %values_sum = arith.constant false
+        %squares_sum = arith.constant true
+        %centre, %own_sum = scf.if %centres -> (!acc, !acc) {
+          %share = func.call @share(%values_sum, %zero, %x, %residual, %s, %x_kept, %residual_kept, %thread, %exists, %first_time, %values)
+              : (i1, !acc, !forward_x_rows, !forward_residual_rows, !forward_residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, i1, !forward_held) -> !acc
+          %near_mean, %summed = func.call @centre(%share, %exchange, %thread) : (!acc, !forward_exchange, !forward_thread) -> (!acc, !acc)
+          scf.yield %near_mean, %summed : !acc, !acc
+        } else {
+          scf.yield %zero, %zero : !acc, !acc
+        }
+        scf.if %packs {
+          func.call @take_anew(%x_held, %values) : (!forward_x_held, !forward_held) -> ()
+        }
+        %share_squares = func.call @share(%squares_sum, %centre, %x, %residual, %s, %x_kept, %residual_kept, %thread, %exists, %centres, %values)
+            : (i1, !acc, !forward_x_rows, !forward_residual_rows, !forward_residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, i1, !forward_held) -> !acc
+        %merges = func.call @merges() : () -> i1
+        %has_centred = arith.andi %merges, %centres : i1
+        %share_centred = scf.if %has_centred -> !acc {
+          %centred = func.call @share(%values_sum, %centre, %x, %residual, %s, %x_kept, %residual_kept, %thread, %exists, %centres, %values)
+              : (i1, !acc, !forward_x_rows, !forward_residual_rows, !forward_residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, i1, !forward_held) -> !acc
+          scf.yield %centred : !acc
+        } else {
+          scf.yield %zero : !acc
+        }
+        %mean_row, %sum_squares = func.call @statistics(%own_sum, %centre, %share_centred, %share_squares, %exchange, %mbarriers, %thread)
+            : (!acc, !acc, !acc, !acc, !forward_exchange, !mbarriers, !forward_thread) -> (!acc, !acc)
+        %rstd_row = func.call @rstd(%sum_squares) : (!acc) -> !acc
+        %is_there = arith.andi %is_first, %exists : i1
+        %stores_statistics = arith.andi %leads_cluster, %is_there : i1
+        scf.if %stores_statistics {
+          scf.if %centres {
+            memref.store %mean_row, %mean[%row] : !acc_column
+          }
+          memref.store %rstd_row, %rstd[%row] : !acc_column
+        }
+        scf.if %walks {
+          // All threads are done with the row before. Where they meet twice for their sums, they have shown it.
+          scf.if %meets {
+            gpu.barrier
+          }
+          %has_room = arith.cmpi ne, %round, %c0 : index
+          scf.if %has_room {
+            %rounds_on = arith.addi %round, %slots : index
+            %round_next = arith.subi %rounds_on, %c1 : index
+            %walked_next = arith.muli %round_next, %walk : index
+            %row_next = arith.addi %begins, %walked_next : index
+            %thread_next = vector.from_elements %id, %t, %group, %row_next, %rank, %part, %round_next, %row_next : !forward_thread
+            func.call @copy_row(%x, %staged, %mbarriers, %m, %thread_next) : (!forward_x_rows, !forward_staged, !mbarriers, index, !forward_thread) -> ()
+          }
+        }
+        func.call @fetch_ahead(%x, %residual, %m, %thread) : (!forward_x_rows, !forward_residual_rows, index, !forward_thread) -> ()
+
+        scf.if %packs {
+          func.call @take_anew(%x_held, %values) : (!forward_x_held, !forward_held) -> ()
+        }
+        scf.if %walks {
+          func.call @load_copied_again(%x, %staged, %thread, %x_held) : (!forward_x_rows, !forward_staged, !forward_thread, !forward_x_held) -> ()
+        }
+        func.call @take_stored(%x, %thread, %x_held, %residual_held, %values) : (!forward_x_rows, !forward_thread, !forward_x_held, !forward_residual_held, !forward_held) -> ()
+        %again = arith.constant true
+        scf.if %writes_output {
+          scf.for %step = %c0 to %steps step %c1 {
+            func.call @reread(%x, %residual, %s, %x_kept, %residual_kept, %thread, %exists, %step, %again, %values)
+                : (!forward_x_rows, !forward_residual_rows, !forward_residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, index, i1, !forward_held) -> ()
+            scf.for %k = %c0 to %chunks step %c1 {
+              %col, %inside = func.call @column(%step, %k, %thread) : (index, index, !forward_thread) -> (index, i1)
+              %at = arith.addi %part, %col : index
+              scf.if %weights_early {
+              } else {
+                func.call @load_weights(%gamma, %beta, %thread, %step, %k, %gamma_held, %beta_held)
+                    : (!gamma_row, !beta_row, !forward_thread, index, index, !forward_gamma_held, !forward_beta_held) -> ()
+              }
+              %value = memref.load %values[%k] : !forward_held
+              %xhat = func.call @xhat(%value, %mean_row, %rstd_row) : (!forward_chunk, !acc, !acc) -> !forward_chunk
+              %g = scf.if %scales -> !forward_chunk {
+                %gamma_k = memref.load %gamma_held[%k] : !forward_gamma_held
+                %gamma_here = scf.if %walks -> !forward_gamma {
+                  // Else they would be widened once, before the first row, and take more registers.
+                  %gamma_settled = func.call @settled_of_gamma(%gamma_k) : (!forward_gamma) -> !forward_gamma
+                  scf.yield %gamma_settled : !forward_gamma
+                } else {
+                  scf.yield %gamma_k : !forward_gamma
+                }
+                %ga = func.call @widen_of_gamma(%gamma_here) : (!forward_gamma) -> !forward_chunk
+                %weight = func.call @weight(%ga) : (!forward_chunk) -> !forward_chunk
+                scf.yield %weight : !forward_chunk
+              } else {
+                scf.yield %ones : !forward_chunk
+              }
+              %b = scf.if %adds_bias -> !forward_chunk {
+                %beta_k = memref.load %beta_held[%k] : !forward_beta_held
+                %beta_here = scf.if %walks -> !forward_beta {
+                  %beta_settled = func.call @settled_of_beta(%beta_k) : (!forward_beta) -> !forward_beta
+                  scf.yield %beta_settled : !forward_beta
+                } else {
+                  scf.yield %beta_k : !forward_beta
+                }
+                %ba = func.call @widen_of_beta(%beta_here) : (!forward_beta) -> !forward_chunk
+                scf.yield %ba : !forward_chunk
+              } else {
+                scf.yield %minus_zeros : !forward_chunk
+              }
+              %ya = func.call @y(%xhat, %g, %b) : (!forward_chunk, !forward_chunk, !forward_chunk) -> !forward_chunk
+              // With a gate:
+              %z_k = scf.if %in_registers -> !forward_residual {
+                %no_z = arith.constant dense<0.0> : !forward_residual
+                %z_held = func.call @stored_of_residual(%no_z, %k, %residual_held) : (!forward_residual, index, !forward_residual_held) -> !forward_residual
+                scf.yield %z_held : !forward_residual
+              } else {
+                %col_in = arith.select %inside, %col, %c0 : index
+                %at_in = arith.addi %part, %col_in : index
+                %z_read = vector.load %residual[%row, %at_in] : !forward_residual_rows, !forward_residual
+                scf.yield %z_read : !forward_residual
+              }
+              // Not before the row's sums: until then it is narrow.
+              %z_here = func.call @settled_of_residual(%z_k) : (!forward_residual) -> !forward_residual
+              %za = func.call @widen_of_residual(%z_here) : (!forward_residual) -> !forward_chunk
+              %silu, %slope = func.call @silu_of_z(%za) : (!forward_chunk) -> (!forward_chunk, !forward_chunk)
+              %ya_gated = func.call @gated_output(%ya, %silu) : (!forward_chunk, !forward_chunk) -> !forward_chunk
+              // End of the gate.
+              %y_k = func.call @round_of_y(%ya) : (!forward_chunk) -> !forward_y
+              func.call @put_of_y(%y, %y_k, %row, %k, %col, %at, %inside, %exists)
+                  : (!forward_y_rows, !forward_y, index, index, index, index, i1, i1) -> ()
+            } {llvm.loop_annotation = #unrolled}
+          } {llvm.loop_annotation = #rolled}
+        }
+      } {llvm.loop_annotation = #rolled}
 
       // This branch is never taken. Without a store, LLVM finds that these bindings are read-only. ptxas
       // then moves the loads, which are meant to overlap with the barriers, to behind them.

@@ -597,6 +597,8 @@ def _forwards(case: Case, spec: NormSpec) -> Iterator[Forward]:
             cluster=cluster,
             rereads=case.chance(0.2),
             ahead=case.pick(0, 0, 1, 5),
+            walks=case.pick(0, 0, 0, 8, 24) if in_registers else 0,
+            slots=case.pick(1, 2, 3, 4),
         )
 
 

@@ -11,8 +11,8 @@
 !element = bf16
 // End of what is replaced.
 
-// Elements of rows, from a number on, to a place in a slot.
-func.func private @copy_in_bulk(%rows: !rows, %staged: !staged, %from: index, %copied: index, %of_16: index, %slot: index, %group: index, %place: index, %mbarrier: i32) {
+// Elements of rows, from a number on, to a place in a slot. They may leave the L2 cache late.
+func.func private @copy_in_bulk(%rows: !rows, %staged: !staged, %from: index, %copied: index, %of_16: index, %slot: index, %group: index, %place: index, %mbarrier: i32, %lasts: i1) {
   %c0 = arith.constant 0 : index
   %c1 = arith.constant 1 : index
   %c2 = arith.constant 2 : index
@@ -40,8 +40,14 @@ func.func private @copy_in_bulk(%rows: !rows, %staged: !staged, %from: index, %c
   %bytes_i32 = arith.index_castui %bytes : index to i32
   %any = arith.cmpi ne, %copied, %c0 : index
   scf.if %any {
-    llvm.inline_asm has_side_effects "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];", "r,l,r,r,~{memory}" %to_i32, %source_i64, %bytes_i32, %mbarrier
-        : (i32, i64, i32, i32) -> ()
+    scf.if %lasts {
+      %late = llvm.inline_asm "createpolicy.fractional.L2::evict_last.b64 $0, 1.0;", "=l" : () -> i64
+      llvm.inline_asm has_side_effects "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [$0], [$1], $2, [$3], $4;", "r,l,r,r,l,~{memory}" %to_i32, %source_i64, %bytes_i32, %mbarrier, %late
+          : (i32, i64, i32, i32, i64) -> ()
+    } else {
+      llvm.inline_asm has_side_effects "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];", "r,l,r,r,~{memory}" %to_i32, %source_i64, %bytes_i32, %mbarrier
+          : (i32, i64, i32, i32) -> ()
+    }
   }
   return
 }

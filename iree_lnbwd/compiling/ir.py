@@ -80,7 +80,7 @@ PARTS = (
     "set_rows",
     "stores",
 )
-FORWARD_PARTS = ("thread", "rows", "shares", "ahead")  # likewise, of the forward
+FORWARD_PARTS = ("thread", "rows", "shares", "ahead", "copies")  # likewise, of the forward
 _OF_FORWARD = "forward"  # the folder of its parts
 
 
@@ -118,6 +118,7 @@ _OF_FEW_ROWS = {
     "#forward_packs": "#few_packs",
     "#forward_rereads": "#few_rereads",
     "#forward_resident": "#few_resident",
+    "#forward_walks": "#few_walks",
     "#normalize_": "#normalize_few_",
     "@normalize": "@normalize_few",
 }

@@ -275,9 +275,11 @@ def forwards(spec: NormSpec, target: Target, product: Product) -> Iterator[Forwa
 def _forwards(spec: NormSpec, target: Target, chosen: Forward) -> Iterator[Forward]:
     """Those that share a row out as it is chosen."""
     fill = max(1, target.subgroup_size // chosen.threads)  # rows of a subgroup
-    for rows, resident, swaps_early, swaps_rereads in itertools.product(
-        _FORWARD_ROWS, _FORWARD_RESIDENT, (False, True), (False, True)
+    for rows, resident, swaps_early, swaps_rereads, walks in itertools.product(
+        _FORWARD_ROWS, _FORWARD_RESIDENT, (False, True), (False, True), {chosen.walks > 0, False}
     ):
+        step = rows * fill * spec.columns
+        walkers = chosen.walks * resident // (chosen.resident * rows * fill)
         one = replace(
             chosen,
             rows=rows * fill,
@@ -285,6 +287,7 @@ def _forwards(spec: NormSpec, target: Target, chosen: Forward) -> Iterator[Forwa
             ahead=chosen.ahead * resident // chosen.resident,
             early=chosen.early != swaps_early,
             rereads=chosen.rereads != swaps_rereads,
+            walks=rows * fill * alike(walkers, step, chosen.vector) if walks else 0,
         )
         if one.rows * one.threads * resident > MOST_BUSY and resident > 1:
             continue

@@ -34,6 +34,8 @@ WORD_BYTES = 4
 _SUMS = 2
 _SUMS_OF_CLUSTERS = 4
 _SUM_BYTES = 4  # of a sum that workgroups send to each other
+_LINE_BYTES = 128  # of memory; copies of rows begin at the same place in one as in shared memory
+_FEWEST_SLOTS = 2
 _WHOLE_BYTES = 16  # that are fetched into the cache together
 # Words of a chunk that is cut out of two accesses (ir/parts/forward/chunks/shifted.mlir).
 _LEAST_CUT_WORDS, _MOST_CUT_WORDS = 2, 8
@@ -65,6 +67,10 @@ class Forward:
             L1 cache. Otherwise registers keep them in two alignments.
         ahead: How many rows further on the row is that a group fetches into the L2 cache, where it
             has its own; 0 if it fetches none.
+        walks: How many rows are at work at once, if workgroups walk over the rows: they keep their
+            weights in registers, and copy the rows that come next to shared memory; 0 if a
+            workgroup has one set of rows.
+        slots: Sets of rows that a workgroup has in shared memory then.
     """
 
     rows: int
@@ -81,6 +87,8 @@ class Forward:
     cluster: int = 1
     rereads: bool = False
     ahead: int = 0
+    walks: int = 0
+    slots: int = 1
 
     def path(self, spec: NormSpec) -> str:
         """Its use of memory, in words."""
@@ -88,10 +96,14 @@ class Forward:
         kept += " as narrow as they came" if self.packs else ""
         read = kept if self.reads_once else "again for each sum and for the output"
         weights = ""
-        if weighs(spec):
+        if self.walks:
+            weights = f" the next are copied into {self.slots} slots of shared memory meanwhile;"
+            weights += " weights are read once;"
+        elif weighs(spec):
             when = "with the row" if self.early else "after its sums"
             weights = f" weights are read {when};"
         workgroups = f"clusters of {self.cluster} workgroups" if self.cluster > 1 else "workgroups"
+        workgroups = f"{workgroups} that walk over rows," if self.walks else workgroups
         return (
             f"one kernel: rows are read {read};{weights} {workgroups} of {self.rows} x "
             f"{self.threads} threads, {counted(self.vector, 'element')} an access"
@@ -151,6 +163,7 @@ class Forward:
             resident=1,
             rereads=False,
             ahead=0,
+            walks=0,
         )
         if spec.rows is None:
             return (few, many)
@@ -176,7 +189,20 @@ class Forward:
         size = DTYPES[spec.acc_dtype].numpy.itemsize
         exchange = self.sums(spec) * warps * size if warps > 1 else 0
         row = self.padded_columns(spec) * bytes_of(normalized(spec))
-        return self.rows * (exchange + (row if self.in_shared_memory else 0))
+        kept = self.rows * (self._turns * exchange + (row if self.in_shared_memory else 0))
+        copies = self.slots * self._slot_elements(spec) * bytes_of(normalized(spec))
+        return kept + (copies + _LINE_BYTES if self.walks else 0)
+
+    @property
+    def _turns(self) -> int:
+        """How many rows' sums have places of their own: in a cluster, those of two in a walk."""
+        return 2 if self.walks and self.cluster > 1 else 1
+
+    def _slot_elements(self, spec: NormSpec) -> int:
+        """Elements that there is room for in a slot: of the rows, and beside them."""
+        of_line = _LINE_BYTES // bytes_of(spec.dtype)
+        rows = (self.rows - 1) * spec.columns + self.own_columns(spec)
+        return -(-(rows + 2 * self.vector) // of_line) * of_line + of_line
 
     def aliases(self, spec: NormSpec, target: Target) -> dict[str, str]:
         """What it is in the text of a module."""
@@ -198,7 +224,19 @@ class Forward:
             "#forward_vector": f"{vector} : index",
             "#forward_chunks": f"{chunks} : index",
             "#forward_shifted": flag(shifted),
-            "#forward_rereads": flag(many.rereads),
+            "#forward_rereads": flag(many.rereads and not many.walks),
+            "#forward_copies_again": flag(many.rereads and many.walks > 0),
+            "#forward_walks": f"{many.walks} : index",
+            "#forward_meets": flag(self.cluster > 1 or warps == 1 or not spec.family.centres),
+            "#forward_slots": f"{many.slots} : index",
+            "#forward_sums": f"{self.sums(spec)} : index",
+            "#forward_line": f"{_LINE_BYTES // bytes_of(spec.dtype)} : index",
+            "#forward_copies_first": f"{self._turns if self.cluster > 1 else 0} : index",
+            "#few_walks": "0 : index",
+            "!forward_staged": shared(
+                f"{self.slots}x1x{self._slot_elements(spec) if self.walks else self.vector}x!x"
+            ),
+            **({"!mbarriers": shared(f"{self._turns + self.slots}xi64")} if self.walks else {}),
             "#forward_accesses": f"{accesses} : index",
             "#forward_residual_from": f"{int(shifted and spec.gate is not None)} : index",
             **(self._shifted_aliases(spec) if shifted else {}),
@@ -216,7 +254,7 @@ class Forward:
             "#forward_x_of_16": f"{_WHOLE_BYTES // bytes_of(spec.dtype)} : index",
             "#forward_residual_of_16": f"{_WHOLE_BYTES // itemsize(spec, _beside_x(spec))} : index",
             "#forward_packs": flag(many.packs),
-            "!forward_thread": "vector<6xindex>",
+            "!forward_thread": "vector<8xindex>",
             "#forward_resident": f"{many.resident} : i32",
             "#few_weights_early": flag(few.early),
             "#few_lasts": flag(few.lasts),
@@ -226,7 +264,9 @@ class Forward:
             "#few_resident": f"{few.resident} : i32",
             "#scales": flag(spec.has_weight and is_forward),
             "#forward_kernel": kernel(self.rows * self.threads, target),
-            "!forward_exchange": shared(f"{self.sums(spec)}x{self.rows}x{senders}x!acc"),
+            "!forward_exchange": shared(
+                f"{self._turns * self.sums(spec)}x{self.rows}x{senders}x!acc"
+            ),
             "!forward_warps": f"vector<{warps}x!acc>",
             "!forward_chunk": f"vector<{vector}x!acc>",
             "!forward_held": private(f"{chunks}x!forward_chunk"),
@@ -327,6 +367,7 @@ class Forward:
                 self.ahead > 0 and not target.has_bulk_copies,
                 "rows are fetched ahead by cp.async.bulk.prefetch",
             ),
+            *(self._walk_rules(spec, target) if self.walks else ()),
             (self.ahead > 0 and spec.strided_rows, "rows that are apart are not fetched ahead"),
             (
                 shared > target.shared_bytes,
@@ -334,6 +375,24 @@ class Forward:
             ),
         )
         return first_broken(rules)
+
+    def _walk_rules(self, spec: NormSpec, target: Target) -> tuple[Rule, ...]:
+        """The rules for workgroups that walk over the rows."""
+        one = "workgroups walk over rows "
+        phases = self.vector // math.gcd(self.vector, spec.columns)
+        return (
+            (not target.has_bulk_copies, "cp.async.bulk"),
+            (spec.has(RESIDUAL) or spec.gate is not None, f"{one}of one tensor"),
+            (spec.weight_sets, f"{one}that have one weight"),
+            (spec.strided_rows, f"{one}that follow each other"),
+            (not self.in_registers or not self.early, f"{one}in registers, with early weights"),
+            (self.slots < _FEWEST_SLOTS, f"{one}that come while others are there"),
+            (self.vector * bytes_of(spec.dtype) != _WHOLE_BYTES, f"{one}in accesses of 16 bytes"),
+            (
+                self.walks % self.rows != 0 or self.walks % phases != 0,
+                f"{self.walks} rows at once, in {phases} phases and sets of {self.rows}",
+            ),
+        )
 
     def _shifted_rules(self, spec: NormSpec, target: Target) -> tuple[Rule, ...]:
         """The rules for rows that begin anywhere in an access."""

@@ -91,7 +91,7 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
         target: The GPU target to run on.
         product: One of the target's products: a fixed number of rows is spread over its processors.
     """
-    across = choose_clustered(spec, target, product) or choose_shifted(spec, target)
+    across = _across(spec, target, product)
     if across is not None:
         return replace(across, most_few_rows=_most_few_rows(spec, target, early=False))
     lanes = target.subgroup_size
@@ -146,6 +146,14 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
         packs=packs,
         resident=1 if is_free else max(1, busy // (rows * threads)),
     )
+
+
+def _across(spec: NormSpec, target: Target, product: Product) -> Forward | None:
+    """A schedule whose rows clusters share, or begin anywhere in an access; None for others."""
+    shifted = choose_shifted(spec, target, product)
+    if shifted is not None and shifted.cluster > 1:
+        return shifted
+    return choose_clustered(spec, target, product) or shifted
 
 
 def _is_short(spec: NormSpec, target: Target, vector: int) -> bool:

@@ -13,7 +13,7 @@ from iree_lnbwd.ops.spec import MOST_ROWS, NormSpec
 from iree_lnbwd.schedules.elements import words
 
 MOST_NUMBER = 2**31 - 1  # of a schedule: kernels count in 32 bits
-_MAY_BE_ZERO = ("ahead", "slots", "most_few_rows")
+_MAY_BE_ZERO = ("ahead", "walks", "slots", "most_few_rows")
 # Some loops are written out. These bounds keep a kernel's text, and the time to compile it, small;
 # they are several times what was ever the fastest.
 _MOST_VECTOR = 16  # elements of an access

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from iree_lnbwd.hardware.products import Product
 from iree_lnbwd.hardware.targets import Target
-from iree_lnbwd.ops.operands import RESIDUAL
+from iree_lnbwd.ops.operands import RESIDUAL, Element
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.elements import widest_access, widest_vector
-from iree_lnbwd.schedules.forward import WORD_BYTES, Forward, bytes_of, normalized
-from iree_lnbwd.schedules.rules import own_columns
+from iree_lnbwd.schedules.forward import WORD_BYTES, Forward, bytes_of, normalized, weighs
+from iree_lnbwd.schedules.ir_types import itemsize
+from iree_lnbwd.schedules.rules import RESERVED_BYTES, alike, own_columns
 
 # From 1317 schedules of 44 widths from 67 to 98277, on an H200.
 _LEAST_COLUMNS = 64
@@ -19,6 +23,22 @@ _ONE_BY_ONE = {
     4: {True: range(193, 561), False: range(257, 390)},
 }
 _WIDEST_F32 = 24576  # columns
+# Where workgroups walk over rows with a mean, they cut the weights once for all of their rows. By
+# the bytes of an element: from how many columns on they do, which of 16 bits are not worth it, one
+# by one and in pairs, and which clusters of two share, so that a thread has some elements. From
+# 1100 schedules of 45 widths from 395 to 18004, on an H200.
+_LEAST_OF_WALKS = {2: 193, 4: 6145}
+_ONE_BY_ONE_OF_WALKS, _IN_PAIRS_OF_WALKS = range(193, 700), range(3000)
+_IN_TWO, _ELEMENTS_IN_TWO = range(16385, 18433), 24
+# Threads that a multiprocessor should have at once then: of workgroups with a subgroup to a row, of
+# larger ones, and of a pair that is better than one alone.
+_BUSY_IN_SUBGROUPS, _BUSY_WALKS, _BUSY_PAIR = 768, {2: 512, 4: 256}, {2: 640, 4: 256}
+_FREE_THREADS = 512  # at once, up to which registers have room for a row in two alignments
+_FREE_ROW_THREADS = 480  # and a workgroup has fewer than that
+# Slots, best first. With a fourth of several workgroups, more rows than so many bytes are at once,
+# and push each other out of the L2 cache.
+_SLOTS = {2: (4, 3), 4: (3,)}
+_MOST_AT_ONCE = 15_000_000
 # Elements of a row that a thread has, by their bytes: with few threads, and with more.
 _ELEMENTS = {2: (32, 32), 4: (24, 28)}
 _FEW_THREADS = 256
@@ -31,15 +51,19 @@ _BUSY_WITH_RESIDUAL = {2: 832, 4: 0}
 _BUSIER = 1536  # of large workgroups whose rows leave registers free
 
 
-def choose_shifted(spec: NormSpec, target: Target) -> Forward | None:
+def choose_shifted(spec: NormSpec, target: Target, product: Product) -> Forward | None:
     """A schedule of accesses that go across the borders of rows; None where others are faster.
 
     How a row is shared out follows from what is normalized and from the op, as in `choose_forward`.
     """
     size, vector = bytes_of(normalized(spec)), widest_access((normalized(spec),))
-    if not _is_worth_it(spec, size):
+    if not _is_worth_it(spec, target, size):
         return None
-    threads, chunks = _shared_out(spec, target, size, vector)
+    cluster = 2 if _takes_two(spec, target, size) else 1
+    if cluster > 1:
+        threads, chunks = _way(spec, target, vector, _ELEMENTS_IN_TWO, cluster)
+    else:
+        threads, chunks = _shared_out(spec, target, size, vector)
     rows = max(1, _ROW_THREADS // threads)
     packs, rereads, busy = _in_registers(spec, size, threads)
     one = Forward(
@@ -49,13 +73,62 @@ def choose_shifted(spec: NormSpec, target: Target) -> Forward | None:
         chunks=chunks,
         in_registers=True,
         packs=packs,
-        resident=max(1, busy // (rows * threads)),
+        resident=max(cluster, busy // (rows * threads)),
+        cluster=cluster,
         rereads=rereads,
     )
+    if (walking := _walking(one, spec, target, product)) is not None:
+        return walking
     return one if one.illegal(spec, target) is None else None
 
 
-def _is_worth_it(spec: NormSpec, size: int) -> bool:
+def _walks(spec: NormSpec, target: Target, size: int) -> bool:
+    """Whether rows are such that workgroups walk over them, whatever other operands there are."""
+    return target.has_bulk_copies and spec.family.centres and spec.columns >= _LEAST_OF_WALKS[size]
+
+
+def _takes_two(spec: NormSpec, target: Target, size: int) -> bool:
+    """Whether clusters of two share rows that one workgroup would hold alone with many threads."""
+    is_such = size < WORD_BYTES and spec.columns in _IN_TWO
+    return is_such and target.has_clusters and _walks(spec, target, size)
+
+
+def _walking(one: Forward, spec: NormSpec, target: Target, product: Product) -> Forward | None:
+    """The same, with workgroups that walk over the rows; None if that is slower, or not legal.
+
+    Without weights, a walk saves nothing. Wider ones than x leave no registers for rows.
+    """
+    size, threads = bytes_of(normalized(spec)), one.rows * one.threads
+    of_weights = max(itemsize(spec, element) for element in (Element.GAMMA, Element.BETA))
+    if not (_walks(spec, target, size) and weighs(spec)) or of_weights > size:
+        return None
+    in_subgroups = one.threads <= target.subgroup_size
+    busy = _BUSY_IN_SUBGROUPS if in_subgroups else _BUSY_WALKS[size]
+    is_pair = one.cluster > 1 or 2 * threads <= _BUSY_PAIR[size]
+    resident = max(busy // threads, 2 if is_pair else 1)
+    workgroups = alike(product.walkers(resident, one.cluster), one.rows * spec.columns, one.vector)
+    is_free = resident * threads <= _FREE_THREADS and threads < _FREE_ROW_THREADS
+    for slots in _SLOTS[size]:
+        way = replace(
+            one,
+            early=True,
+            packs=size < WORD_BYTES,
+            resident=resident,
+            rereads=not is_free,
+            walks=one.rows * workgroups,
+            slots=slots,
+        )
+        wanted = resident * (way.shared_bytes(spec, target) + RESERVED_BYTES)
+        at_once = slots * way.walks * spec.columns * size
+        is_last = slots == _SLOTS[size][-1]
+        fits_cache = resident == 1 or is_last or at_once <= _MOST_AT_ONCE
+        has_room = wanted <= target.shared_bytes + RESERVED_BYTES and fits_cache
+        if has_room and way.illegal(spec, target) is None:
+            return way
+    return None
+
+
+def _is_worth_it(spec: NormSpec, target: Target, size: int) -> bool:
     """Whether such accesses are faster than those that divide a row. No other operand counts.
 
     So an addition and a norm have the bits of a norm with a residual.
@@ -64,10 +137,13 @@ def _is_worth_it(spec: NormSpec, size: int) -> bool:
     columns, centres = spec.columns, spec.family.centres
     if size not in _ELEMENTS or paired > WORD_BYTES or columns < _LEAST_COLUMNS:
         return False
+    walks = size < WORD_BYTES and _walks(spec, target, size)
     if size < WORD_BYTES and paired > size:
-        return all(columns not in widths for widths in _IN_PAIRS[centres])
+        in_pairs = (_IN_PAIRS_OF_WALKS,) if walks else _IN_PAIRS[centres]
+        return all(columns not in widths for widths in in_pairs)
     is_known = size < WORD_BYTES or columns <= _WIDEST_F32
-    return is_known and columns not in _ONE_BY_ONE[size][centres]
+    one_by_one = _ONE_BY_ONE_OF_WALKS if walks else _ONE_BY_ONE[size][centres]
+    return is_known and columns not in one_by_one
 
 
 def _in_registers(spec: NormSpec, size: int, threads: int) -> tuple[bool, bool, int]:
@@ -95,9 +171,11 @@ def _shared_out(spec: NormSpec, target: Target, size: int, vector: int) -> tuple
     return (threads, chunks) if threads <= _FEW_THREADS else _way(spec, target, vector, more)
 
 
-def _way(spec: NormSpec, target: Target, vector: int, elements: int) -> tuple[int, int]:
+def _way(
+    spec: NormSpec, target: Target, vector: int, elements: int, cluster: int = 1
+) -> tuple[int, int]:
     """Likewise, with so many elements of a row to a thread, or fewer."""
-    chunks = own_columns(spec, 1, vector) // vector
+    chunks = own_columns(spec, cluster, vector) // vector
     least, lanes = -(-chunks * vector // elements), target.subgroup_size
     if least <= lanes:
         threads = max(4, 1 << (least - 1).bit_length())

@@ -318,7 +318,8 @@ def _normalize(kernel: Kernel, spec: NormSpec, how: Forward | RowBlocks) -> Plan
     if isinstance(how, RowBlocks):
         share = RowShare(1, how.workgroups, how.least, MOST_ROWS, how.most_workgroups)
         return _on_cpu(kernel, spec, Shares(share), constants=(RowCount(), share))
-    return _launch(kernel, spec, RowCount(how.rows), how.cluster, constants=(RowCount(),))
+    most = how.walks // how.rows if how.walks else None
+    return _launch(kernel, spec, RowCount(how.rows, most), how.cluster, constants=(RowCount(),))
 
 
 def _on_cpu(

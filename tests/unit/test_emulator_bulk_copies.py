@@ -471,6 +471,21 @@ def prefetched(offset: str, size: str, policy: str = POLICY) -> str:
     return f"\t{policy}\n\tadd.s64 %rd30, %rd0, {offset};\n\t{PREFETCH} [%rd30], {size}, %rd40;\n"
 
 
+def hinted(policy: str = POLICY) -> str:
+    """The copies, with a hint."""
+    copy = COPY.replace(BULK, f"{BULK}.L2::cache_hint").replace("[%r12];", "[%r12], %rd40;")
+    return f"\t{policy}\n" + changed((COPY, copy))
+
+
+def test_a_hint_changes_nothing() -> None:
+    np.testing.assert_array_equal(run(hinted()), expected())
+
+
+def test_a_hint_that_is_none() -> None:
+    with pytest.raises(Fault, match="a cache hint that createpolicy has not made"):
+        run(hinted("mov.u64 %rd40, 7;"))
+
+
 def test_a_prefetch_changes_nothing() -> None:
     body = prefetched("0", str(words().nbytes)) + COPIES
     np.testing.assert_array_equal(run(body), expected())
@@ -494,7 +509,8 @@ def test_a_wrong_prefetch(body: str, why: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        f"{BULK}.L2::cache_hint [%r13], [%rd30], 16, [%r12], %rd31",
+        f"{BULK}.L2::cache_hint [%r13], [%rd30], 16, [%r12]",
+        f"{BULK} [%r13], [%rd30], 16, [%r12], %rd31",
         f"{BULK} [%r13], [%rd30], [%r12]",
         "cp.async.bulk.global.shared::cta.bulk_group [%rd30], [%r13], 16",
         "cp.async.bulk.commit_group",

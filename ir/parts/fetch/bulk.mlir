@@ -59,8 +59,8 @@ func.func private @x_in_16() -> index
 func.func private @dy_in_line() -> index
 func.func private @x_in_line() -> index
 func.func private @expect(i32, i32)
-func.func private @copy_in_bulk_of_dy(!dy_lines, !dy_room, index, index, index, index, index, index, i32)
-func.func private @copy_in_bulk_of_x(!x_lines, !x_room, index, index, index, index, index, index, i32)
+func.func private @copy_in_bulk_of_dy(!dy_lines, !dy_room, index, index, index, index, index, index, i32, i1)
+func.func private @copy_in_bulk_of_x(!x_lines, !x_room, index, index, index, index, index, index, i32, i1)
 func.func private @my_lane(!thread) -> index
 func.func private @await(i32, i32)
 func.func private @copy_one_of_dy(!dy_lines, !dy_room, index, index, index, index, index, index)
@@ -235,6 +235,7 @@ func.func private @fetch_in_bulk(%takes_dy: i1, %takes_x: i1, %thread: !thread, 
   %dy_size_bits = arith.constant #dy_bits
   %x_size_bits = arith.constant #x_bits
   %bits = arith.constant 8 : index
+  %lasts = arith.constant false
   %count = func.call @subgroup_columns(%part, %warp, %shift) : (index, index, index) -> index
   %column, %first, %warps_before = func.call @subgroup_begin(%row, %part, %warp, %shift) : (index, index, index, index) -> (index, index, index)
   %dy_first, %dy_copied, %dy_position = func.call @copy_extent(%first, %count, %all, %dy_of_16, %dy_of_line, %dy_pitch, %warp)
@@ -253,13 +254,13 @@ func.func private @fetch_in_bulk(%takes_dy: i1, %takes_x: i1, %thread: !thread, 
   // with strides: %dy_strided = func.call @row_of_dy(%dy, %row) : (!dy_lines, index) -> !dy_lines
   // with strides: %x_strided = func.call @row_of_x(%x, %row) : (!x_lines, index) -> !x_lines
   scf.if %takes_dy {
-    func.call @copy_in_bulk_of_dy(%dy, %dy_rows, %dy_first, %dy_copied, %dy_of_16, %slot, %group, %dy_position, %mbarrier)
-        : (!dy_lines, !dy_room, index, index, index, index, index, index, i32) -> ()
+    func.call @copy_in_bulk_of_dy(%dy, %dy_rows, %dy_first, %dy_copied, %dy_of_16, %slot, %group, %dy_position, %mbarrier, %lasts)
+        : (!dy_lines, !dy_room, index, index, index, index, index, index, i32, i1) -> ()
   }
   scf.if %takes_x {
     %slot_of_x = func.call @x_slot(%slot) : (index) -> index
-    func.call @copy_in_bulk_of_x(%x, %x_rows, %x_first, %x_copied, %x_of_16, %slot_of_x, %group, %x_position, %mbarrier)
-        : (!x_lines, !x_room, index, index, index, index, index, index, i32) -> ()
+    func.call @copy_in_bulk_of_x(%x, %x_rows, %x_first, %x_copied, %x_of_16, %slot_of_x, %group, %x_position, %mbarrier, %lasts)
+        : (!x_lines, !x_room, index, index, index, index, index, index, i32, i1) -> ()
   }
   return
 }

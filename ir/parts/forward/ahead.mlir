@@ -18,7 +18,7 @@
 #forward_residual_of_16 = 8 : index
 !forward_x_rows = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
 !forward_residual_rows = memref<?x4096x!residual, #hal.descriptor_type<storage_buffer>>
-!forward_thread = vector<6xindex>
+!forward_thread = vector<8xindex>
 
 func.func private @my_t(!forward_thread) -> index
 func.func private @my_row(!forward_thread) -> index

@@ -41,7 +41,7 @@
 !forward_beta_held = memref<2x!forward_beta, #gpu.address_space<private>>
 !forward_held = memref<2x!forward_chunk, #gpu.address_space<private>>
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
-!forward_thread = vector<6xindex>
+!forward_thread = vector<8xindex>
 
 func.func private @my_t(!forward_thread) -> index
 func.func private @my_part(!forward_thread) -> index

@@ -15,7 +15,7 @@
 !forward_held = memref<2x!forward_chunk, #gpu.address_space<private>>
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
 #rolled = #llvm.loop_annotation<unroll = <disable = true>>
-!forward_thread = vector<6xindex>
+!forward_thread = vector<8xindex>
 
 func.func private @reread(!forward_x_rows, !forward_residual_rows, !forward_residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, index, i1, !forward_held)
 func.func private @my_part(!forward_thread) -> index

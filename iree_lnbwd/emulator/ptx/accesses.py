@@ -203,18 +203,22 @@ def copy_async(operands: Operands, instruction: Instruction) -> Step:
             "shared::cluster",
             "global",
             "mbarrier::complete_tx::bytes",
-        ):
-            return _copy_in_bulk(operands, instruction)
-        case ("async", "bulk", "prefetch", "L2", "global", "L2::cache_hint"):
+            *hints,
+        ) if hints in ([], [_CACHE_HINT]):
+            return _copy_in_bulk(operands, instruction, hints=len(hints))
+        case ("async", "bulk", "prefetch", "L2", "global", hint) if hint == _CACHE_HINT:
             return _prefetch_in_bulk(operands, instruction)
     raise UnknownInstructionError(instruction.text)
 
 
-def _copy_in_bulk(operands: Operands, instruction: Instruction) -> Step:
+def _copy_in_bulk(operands: Operands, instruction: Instruction, *, hints: int) -> Step:
     """Any number of bytes to the own workgroup's memory, of which an mbarrier there is told."""
-    destination, source, size, mbarrier = instruction.operands
+    destination, source, size, mbarrier, *policies = instruction.operands
+    if len(policies) != hints:
+        raise UnknownInstructionError(instruction.text)
     to_address, from_address, told = map(operands.address, (destination, source, mbarrier))
     read_size = operands.reader(size, "u32")
+    read_policies = [operands.reader(policy, "b64") for policy in policies]
 
     def copy(threads: Threads, to: Selection) -> None:
         lanes = threads.numbers[to]
@@ -224,6 +228,8 @@ def _copy_in_bulk(operands: Operands, instruction: Instruction) -> Step:
             for read in (from_address, to_address, told, read_size)
         )
         _check_bulk_sizes(threads, lanes, sizes)
+        for policy in read_policies:
+            _check_policies(policy(threads, to), lanes + threads.first_lane)
         own = lanes // threads.threads
         of_places, places = cluster.locate(lanes, places)
         of_tells, tells = cluster.locate(lanes, tells)

@@ -28,6 +28,7 @@
 !held = memref<4xvector<8xbf16>, #gpu.address_space<private>>
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
 
+func.func private @access_number_of_it(!rows, index, index, index, index) -> index
 func.func private @address_of_it(!rows, index, index) -> !pointer
 func.func private @load_lasting_of_it(!rows, index, index, !pointer) -> !narrow
 func.func private @stored_of_it(!narrow, index, !held) -> !narrow
@@ -115,11 +116,11 @@ func.func private @has_access(%row: index, %col: index, %at: index, %inside: i1)
   return %has : i1
 }
 
-// One of a chunk's two accesses. They come in the order in which @joined and @stored want them.
-func.func private @access(%rows: !rows, %row: index, %k: index, %at: index, %which: index) -> !narrow {
+// The number of one of a chunk's two accesses among all of a tensor's, or of the last one before it that is whole. They
+// come in the order in which @joined and @stored want them.
+func.func private @access_number(%rows: !rows, %row: index, %k: index, %at: index, %which: index) -> index {
   %c0 = arith.constant 0 : index
   %c1 = arith.constant 1 : index
-  %lasts = arith.constant #forward_lasts
   %first = func.call @first_access(%row, %at) : (index, index) -> index
   %on = arith.subi %c1, %which : index
   %mine = arith.addi %first, %on : index
@@ -128,6 +129,14 @@ func.func private @access(%rows: !rows, %row: index, %k: index, %at: index, %whi
   %least = arith.minui %mine, %last : index
   %may_be = func.call @may_be_edge(%k) : (index) -> i1
   %number = arith.select %may_be, %least, %mine : index
+  return %number : index
+}
+
+// One of a chunk's two accesses.
+func.func private @access(%rows: !rows, %row: index, %k: index, %at: index, %which: index) -> !narrow {
+  %c0 = arith.constant 0 : index
+  %lasts = arith.constant #forward_lasts
+  %number = func.call @access_number_of_it(%rows, %row, %k, %at, %which) : (!rows, index, index, index, index) -> index
   %read = scf.if %lasts -> !narrow {
     %address = func.call @address_of_it(%rows, %number, %c0) : (!rows, index, index) -> !pointer
     %lasting = func.call @load_lasting_of_it(%rows, %number, %c0, %address) : (!rows, index, index, !pointer) -> !narrow

@@ -2,6 +2,7 @@
 
 // What a NormSpec and a Schedule decide.
 #forward_vector = 8 : index
+#columns = 4096 : index
 #forward_lasts = true
 !pointer = !llvm.ptr<1>
 !rows = memref<?x4096xbf16, #hal.descriptor_type<storage_buffer>>
@@ -90,4 +91,14 @@ func.func private @put(%rows: !rows, %chunk: !narrow, %row: index, %k: index, %c
     vector.store %chunk, %rows[%row, %at] : !rows, !narrow
   }
   return
+}
+
+// The number of an access among all of a tensor's.
+func.func private @access_number(%rows: !rows, %row: index, %k: index, %at: index, %which: index) -> index {
+  %v = arith.constant #forward_vector
+  %n = arith.constant #columns
+  %before = arith.muli %row, %n : index
+  %element = arith.addi %before, %at : index
+  %number = arith.divui %element, %v : index
+  return %number : index
 }

@@ -16,11 +16,14 @@
 !forward_exchange = memref<2x1x8x!acc, #gpu.address_space<workgroup>>
 !mbarriers = memref<2xi64, #gpu.address_space<workgroup>>
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
-!forward_thread = vector<6xindex>
+!forward_thread = vector<8xindex>
 #forward_senders = 8 : index
 #forward_received = 1 : index
+#forward_walks = 0 : index
+#forward_sums = 4 : index  // of a subgroup
 
 func.func private @my_id(!forward_thread) -> index
+func.func private @my_round(!forward_thread) -> index
 func.func private @mbarrier(!mbarriers, index) -> i32
 func.func private @init_mbarrier(i32, i32)
 func.func private @expect(i32, i32)
@@ -43,7 +46,16 @@ func.func private @ready_for_sums(%mbarriers: !mbarriers, %thread: !forward_thre
     %one_i32 = arith.constant 1 : i32
     %mbarrier = func.call @mbarrier(%mbarriers, %c0) : (!mbarriers, index) -> i32
     func.call @init_mbarrier(%mbarrier, %one_i32) : (i32, i32) -> ()
-    func.call @expect(%mbarrier, %sent_bytes) : (i32, i32) -> ()
+    // Workgroups that walk take two in turns, and say later how much is to come.
+    %c1 = arith.constant 1 : index
+    %walk = arith.constant #forward_walks
+    %walks = arith.cmpi ne, %walk, %c0 : index
+    scf.if %walks {
+      %other = func.call @mbarrier(%mbarriers, %c1) : (!mbarriers, index) -> i32
+      func.call @init_mbarrier(%other, %one_i32) : (i32, i32) -> ()
+    } else {
+      func.call @expect(%mbarrier, %sent_bytes) : (i32, i32) -> ()
+    }
   }
   nvvm.cluster.arrive.relaxed
   return
@@ -87,7 +99,20 @@ func.func private @statistics(%warp_sum: !acc, %p_own: !acc, %share_r: !acc, %sh
   %c1 = arith.constant 1 : index
   %c2 = arith.constant 2 : index
   %c3 = arith.constant 3 : index
-  %parity = arith.constant 0 : i32
+  // In a walk, one row's sums and the next one's have places of their own. Who sends the next but one's has all of the
+  // next one's, and nobody sends these before it has read what came before.
+  %walk = arith.constant #forward_walks
+  %walks = arith.cmpi ne, %walk, %c0 : index
+  %sums = arith.constant #forward_sums
+  %round = func.call @my_round(%thread) : (!forward_thread) -> index
+  %turn = arith.remui %round, %c2 : index
+  %turns_before = arith.divui %round, %c2 : index
+  %phase = arith.remui %turns_before, %c2 : index
+  %parity = arith.index_castui %phase : index to i32
+  %b0 = arith.muli %turn, %sums : index
+  %b1 = arith.addi %b0, %c1 : index
+  %b2 = arith.addi %b0, %c2 : index
+  %b3 = arith.addi %b0, %c3 : index
   %lanes = arith.constant #subgroup
   %warps = arith.constant #forward_warps
   %received = arith.constant #forward_received
@@ -98,23 +123,30 @@ func.func private @statistics(%warp_sum: !acc, %p_own: !acc, %share_r: !acc, %sh
   %lane = arith.remui %t, %lanes : index
   %warp = arith.divui %t, %lanes : index
   %warp_q = gpu.subgroup_reduce add %share_q cluster(size = 32) : (!acc) -> !acc
-  %mbarrier = func.call @mbarrier(%mbarriers, %c0) : (!mbarriers, index) -> i32
-  func.call @send_sum(%exchange, %mbarrier, %c0, %rank, %warp, %lane, %warp_q)
+  %mbarrier = func.call @mbarrier(%mbarriers, %turn) : (!mbarriers, index) -> i32
+  %id = func.call @my_id(%thread) : (!forward_thread) -> index
+  %is_zero = arith.cmpi eq, %id, %c0 : index
+  %expects = arith.andi %walks, %is_zero : i1
+  scf.if %expects {
+    %sent_bytes = arith.constant #forward_sent_bytes
+    func.call @expect(%mbarrier, %sent_bytes) : (i32, i32) -> ()
+  }
+  func.call @send_sum(%exchange, %mbarrier, %b0, %rank, %warp, %lane, %warp_q)
       : (!forward_exchange, i32, index, index, index, index, !acc) -> ()
   scf.if %centres {
     %warp_r = gpu.subgroup_reduce add %share_r cluster(size = 32) : (!acc) -> !acc
-    func.call @send_sum(%exchange, %mbarrier, %c1, %rank, %warp, %lane, %warp_sum)
+    func.call @send_sum(%exchange, %mbarrier, %b1, %rank, %warp, %lane, %warp_sum)
         : (!forward_exchange, i32, index, index, index, index, !acc) -> ()
-    func.call @send_sum(%exchange, %mbarrier, %c2, %rank, %warp, %lane, %p_own)
+    func.call @send_sum(%exchange, %mbarrier, %b2, %rank, %warp, %lane, %p_own)
         : (!forward_exchange, i32, index, index, index, index, !acc) -> ()
-    func.call @send_sum(%exchange, %mbarrier, %c3, %rank, %warp, %lane, %warp_r)
+    func.call @send_sum(%exchange, %mbarrier, %b3, %rank, %warp, %lane, %warp_r)
         : (!forward_exchange, i32, index, index, index, index, !acc) -> ()
   }
   func.call @await(%mbarrier, %parity) : (i32, i32) -> ()
   %mean = scf.if %centres -> !acc {
     %lane_sum = scf.for %number = %c0 to %received step %c1 iter_args(%before = %zero) -> (!acc) {
       %which, %there = func.call @sender(%number, %t) : (index, index) -> (index, i1)
-      %sum = memref.load %exchange[%c1, %c0, %which] : !forward_exchange
+      %sum = memref.load %exchange[%b1, %c0, %which] : !forward_exchange
       %more = arith.addf %before, %sum : !acc
       %after = arith.select %there, %more, %before : !acc
       scf.yield %after : !acc
@@ -127,10 +159,10 @@ func.func private @statistics(%warp_sum: !acc, %p_own: !acc, %share_r: !acc, %sh
   }
   %lane_squares = scf.for %number = %c0 to %received step %c1 iter_args(%before = %zero) -> (!acc) {
     %which, %there = func.call @sender(%number, %t) : (index, index) -> (index, i1)
-    %q = memref.load %exchange[%c0, %c0, %which] : !forward_exchange
+    %q = memref.load %exchange[%b0, %c0, %which] : !forward_exchange
     %squares = scf.if %centres -> !acc {
-      %p = memref.load %exchange[%c2, %c0, %which] : !forward_exchange
-      %r = memref.load %exchange[%c3, %c0, %which] : !forward_exchange
+      %p = memref.load %exchange[%b2, %c0, %which] : !forward_exchange
+      %r = memref.load %exchange[%b3, %c0, %which] : !forward_exchange
       %its_rank = arith.divui %which, %warps : index
       %its_warp = arith.remui %which, %warps : index
       %n = func.call @columns_of(%its_rank, %its_warp) : (index, index) -> !acc

@@ -5,7 +5,7 @@
 #inv_n = 2.44140625e-4 : !acc
 !forward_exchange = memref<2x1x8x!acc, #gpu.address_space<workgroup>>
 !mbarriers = memref<2xi64, #gpu.address_space<workgroup>>
-!forward_thread = vector<6xindex>
+!forward_thread = vector<8xindex>
 // End of what is replaced.
 
 // Before the first sums: nothing.

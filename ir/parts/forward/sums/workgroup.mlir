@@ -7,7 +7,7 @@
 !forward_exchange = memref<2x1x8x!acc, #gpu.address_space<workgroup>>
 !forward_warps = vector<8x!acc>
 !mbarriers = memref<2xi64, #gpu.address_space<workgroup>>
-!forward_thread = vector<6xindex>
+!forward_thread = vector<8xindex>
 
 func.func private @my_group(!forward_thread) -> index
 func.func private @my_t(!forward_thread) -> index
