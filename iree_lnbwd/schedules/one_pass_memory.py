@@ -230,6 +230,8 @@ class OnePassMemory(OnePassNumbers):
             an_element += max(gamma, words(spec)) if self.bulk and self.vector == 1 else gamma
         if self.ahead and not self.slots:
             an_element += dy + x
+        if spec.grad_input_sum_dtype is not None:
+            an_element += words(spec)
         if self.loads_late:
             centres, is_gated = spec.family.centres, spec.gate is not None
             each = _LATE_CENTRED if centres else _LATE

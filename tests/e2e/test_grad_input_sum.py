@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -204,3 +205,23 @@ def test_what_a_spec_refuses() -> None:
         NormSpec((8,), op="rms_norm", eps=1e-6, grad_input_sum_dtype="bf16")
     with pytest.raises(ValueError, match=rf"^{NAME}: expected None beside grad_input_copy_dtype"):
         NormSpec((8,), grad_input_copy_dtype="bf16", grad_input_sum_dtype="bf16")
+
+
+@pytest.mark.parametrize(
+    ("columns", "residual", "reads_again"),
+    [(768, "bf16", True), (1600, "bf16", True), (1600, None, True), (8192, "bf16", False)],
+)
+def test_rows_leave_their_registers_to_it(
+    columns: int, residual: str | None, reads_again: bool
+) -> None:
+    """Where it would not fit beside them, they are kept in shared memory alone."""
+    plain = NormSpec((columns,), "bf16", residual_dtype=residual)
+    summed = replace(plain, grad_input_sum_dtype="bf16")
+    target = find_target("sm_90")
+    one, without = (schedules.choose(spec, target) for spec in (summed, plain))
+    assert isinstance(one, OnePass)
+    assert isinstance(without, OnePass)
+    assert without.registers(summed, target) > without.registers(plain, target)
+    assert not without.rereads
+    assert one.rereads == reads_again
+    assert one.registers(summed, target) <= one.registers_available(target)
