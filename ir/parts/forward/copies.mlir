@@ -1,8 +1,8 @@
 // The rows of workgroups that walk, on their way to shared memory (NVIDIA since sm_90; math/bulk.mlir).
 //
-// One thread copies what the groups of a workgroup have next, which is in one piece in memory, into one of some slots. So
-// rows come while others are summed up and stored, and take no registers. A copy begins with a whole access, at a place of
-// the same rest by 128 bytes as in memory: such copies are the fastest.
+// The rows that the groups of a workgroup have next are one piece of memory. One thread copies it into a slot. So rows come
+// while others are summed up and stored, and take no registers. A copy begins with a whole access. Its address in shared
+// memory has the same rest by 128 bytes as its address in memory: such copies are the fastest.
 
 // What a NormSpec and a Schedule decide.
 !x = bf16
