@@ -29,7 +29,13 @@ from iree_lnbwd.schedules.forward_choice import choose_forward, threads_of_row
 from iree_lnbwd.schedules.ir_types import reads_more
 from iree_lnbwd.schedules.one_pass import AHEAD_OF_LATER_SUMS, OnePass
 from iree_lnbwd.schedules.posted_choice import Way, fitting
-from iree_lnbwd.schedules.rules import MOST_BUSY, RESERVED_BYTES, alike, touched_columns
+from iree_lnbwd.schedules.rules import (
+    MOST_BUSY,
+    RESERVED_BYTES,
+    alike,
+    rows_of_a_subgroup,
+    touched_columns,
+)
 from iree_lnbwd.schedules.schedule import Schedule
 from iree_lnbwd.schedules.two_pass import TwoPass
 
@@ -125,15 +131,18 @@ def one_pass(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePa
     ]
     for cluster, vector, chunks in shared_out:
         columns = touched_columns(spec, vector) // cluster
-        warps = -(-columns // (vector * chunks * target.subgroup_size))
-        padded = warps * chunks * vector * target.subgroup_size
         elements = chunks * vector
+        threads = -(-columns // elements)
+        warps = -(-threads // target.subgroup_size)
+        rows = rows_of_a_subgroup(threads, target) if cluster == 1 else 1
+        padded = warps * elements * (target.subgroup_size // rows)
         if (warps > 1 and padded > _IDLE * columns) or (vector > 1 and elements < _FEWEST):
             continue
         for resident, wanted in itertools.product(_RESIDENT, _WARPS):
             groups = max(1, wanted // warps) if cluster == 1 else 1
             if warps * groups * resident not in _BUSY:
                 continue
+            groups *= rows
             most = {product.walkers(resident, cluster) // target.spread}
             if cluster == 1:
                 most.add(resident * _EVEN_PROCESSORS)
@@ -149,6 +158,7 @@ def one_pass(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePa
                     workgroups=walkers,
                     groups=groups,
                     warps=warps,
+                    subgroup_rows=rows,
                     vector=vector,
                     ahead=ahead,
                     slots=slots,

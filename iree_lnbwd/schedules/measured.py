@@ -16,6 +16,7 @@ class Key(NamedTuple):
         has_residual: Whether it adds ``grad_residual``.
         from_output: Whether x is the forward's output.
         has_gate: Whether there is a gate, before or after.
+        has_sets: Whether rows have weights of their own.
         element_bytes: Bytes of an element of dy or x.
         columns: N.
     """
@@ -24,6 +25,7 @@ class Key(NamedTuple):
     has_residual: bool
     from_output: bool
     has_gate: bool
+    has_sets: bool
     element_bytes: int
     columns: int
 
@@ -43,6 +45,7 @@ class Measurement:
         has_residual: Whether it adds ``grad_residual``.
         from_output: Whether x is the forward's output.
         has_gate: Whether there is a gate, before or after.
+        has_sets: Whether rows have weights of their own.
         element_bytes: Bytes of an element of dy or x.
         columns: N.
         rows: M of the calls that were timed; rows x columns is their number of elements.
@@ -56,6 +59,7 @@ class Measurement:
     has_residual: bool
     from_output: bool
     has_gate: bool
+    has_sets: bool
     element_bytes: int
     columns: int
     rows: int
@@ -66,7 +70,7 @@ class Measurement:
     def key(self) -> Key:
         """What it is about."""
         return Key(
-            *(self.op, self.has_residual, self.from_output, self.has_gate),
+            *(self.op, self.has_residual, self.from_output, self.has_gate, self.has_sets),
             *(self.element_bytes, self.columns),
         )
 

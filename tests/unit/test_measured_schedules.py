@@ -25,9 +25,9 @@ MEASURED = [
     for measurement in run.measurements
 ]
 ONE = OnePass(132, 2, 8, 8, ahead=2, slots=3, stages_weight=True)
-SMALL = Measurement("layer_norm_backward", False, False, False, 2, 768, 65536, 0.93, ONE)
+SMALL = Measurement("layer_norm_backward", False, False, False, False, 2, 768, 65536, 0.93, ONE)
 _REREADS = replace(ONE, groups=1, rereads=True)
-LARGE = Measurement("rms_norm_backward", True, False, False, 4, 8192, 8192, 0.9, _REREADS)
+LARGE = Measurement("rms_norm_backward", True, False, False, False, 4, 8192, 8192, 0.9, _REREADS)
 RUN = Run("NVIDIA H200", "580.1", "3.13.0", "2026-11-21", (SMALL, LARGE))
 
 
@@ -60,7 +60,7 @@ def test_what_another_product_measured_is_chosen(name: str) -> None:
     product, spec = find_product(name), NormSpec((4096,), "bf16")
     chosen = schedules.choose(spec, find_target(name), product)
     assert isinstance(chosen, OnePass)
-    expected = serving(product)[Key(spec.op, False, False, False, 2, spec.columns)]
+    expected = serving(product)[Key(spec.op, False, False, False, False, 2, spec.columns)]
     assert measured_numbers(chosen) == measured_numbers(expected)
 
 
@@ -101,6 +101,7 @@ def test_every_measured_schedule_is_legal_and_chosen(
         residual_dtype=residual,
         from_output=measurement.from_output,
         gate="after" if measurement.has_gate else None,
+        weight_sets=measurement.has_sets,
     )
     chosen = schedules.choose(spec, target, find_product(product))
     assert isinstance(chosen, OnePass)
@@ -158,10 +159,11 @@ FACTS = (
     '# {"product": "h200", "device": "NVIDIA H200", "driver": "580.1", '
     '"iree_base_compiler": "3.13.0", "date": "2026-11-21"}'
 )
-NAMES = "op,has_residual,from_output,has_gate,element_bytes,columns,rows,share," + ",".join(
-    measured_numbers(ONE)
+NAMES = (
+    "op,has_residual,from_output,has_gate,has_sets,element_bytes,columns,rows,share,"
+    + ",".join(measured_numbers(ONE))
 )
-FIRST = "layer_norm_backward,0,0,0,2,768,65536,0.93,132,2,8,8,2,3,0,1,0,"
+FIRST = "layer_norm_backward,0,0,0,0,2,768,65536,0.93,132,2,8,8,2,3,0,1,0,"
 TEXT = to_text("h200", (RUN,))
 
 
@@ -169,7 +171,7 @@ def test_a_file_as_it_is_read_by_people() -> None:
     facts, names, first, second = TEXT.splitlines()
     assert (facts, names) == (FACTS, NAMES)
     assert first.startswith(FIRST)
-    assert second.startswith("rms_norm_backward,1,0,0,4,8192,8192,0.9,132,1,8,8,2,3,1,1,0,")
+    assert second.startswith("rms_norm_backward,1,0,0,0,4,8192,8192,0.9,132,1,8,8,2,3,1,1,0,")
 
 
 @pytest.mark.parametrize(
@@ -215,8 +217,8 @@ def test_a_file_as_it_is_read_by_people() -> None:
             TEXT,
             TEXT + TEXT.replace(NAMES + "\n", ""),
             "line 6: expected one schedule for each op, has_residual, from_output, has_gate, "
-            "element_bytes, columns, got a second one for layer_norm_backward, False, False, "
-            "False, 2, 768",
+            "has_sets, element_bytes, columns, got a second one for layer_norm_backward, False, "
+            "False, False, False, 2, 768",
         ),
     ],
 )
