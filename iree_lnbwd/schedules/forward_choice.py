@@ -63,8 +63,8 @@ _PACKED_THREADS = 256
 _ELEMENTS_OF_SETS = {2: 22, 4: 15}
 _WARPS_OF_SETS = 2
 _REGISTERS_OF_SETS = {2: 8, 4: 32}
-# Rows of 16 bits with a gate: threads at once, by whether each has few elements. By 400 schedules of
-# six widths from 1024 to 8192, on an H200, before the norm and after it.
+# Rows of 16 bits with a gate: threads at once, by whether each has few elements. By 300 schedules
+# of five widths from 1024 to 8192, on an H200, with the gate before the norm and after it.
 _FEW_GATED_ELEMENTS = 16
 _BUSY_GATED = {True: 1280, False: 768}
 _REGISTER_FILE = 1 << 16  # of the H200's multiprocessor, where the numbers are from

@@ -29,6 +29,11 @@ class Key(NamedTuple):
     element_bytes: int
     columns: int
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is about dy, x and one weight alone."""
+        return not (self.has_residual or self.from_output or self.has_gate or self.has_sets)
+
 
 # Share of the ceiling: two passes move five streams where one pass moves three. With accesses of
 # single elements, they reached 20 to 32 % with two bytes, and 43 to 46 % with four (H200).

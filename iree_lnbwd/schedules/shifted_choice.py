@@ -151,9 +151,7 @@ def _is_worth_it(spec: NormSpec, target: Target, size: int) -> bool:
     return is_known and columns not in one_by_one
 
 
-def _in_registers(
-    spec: NormSpec, size: int, threads: int, elements: int
-) -> tuple[bool, bool, int]:
+def _in_registers(spec: NormSpec, size: int, threads: int, elements: int) -> tuple[bool, bool, int]:
     """Whether a row is packed, whether it is read once more, and how many threads are at once."""
     is_narrow, centres = size < WORD_BYTES, spec.family.centres
     if spec.has(RESIDUAL):

@@ -98,6 +98,18 @@ def test_clusters_may_await_sums_later() -> None:
 
 
 @pytest.mark.drawn
+def test_subgroups_may_have_several_narrow_rows() -> None:
+    """As many as leave few lanes idle: 12, 6 or 4 of a row's lanes have 8, 16 or 24 columns."""
+    spec = NormSpec((96,), "bf16", op="rms_norm_backward", weight_sets=True)
+    found = list(candidates.one_pass(spec, SM_90, H200))
+    assert {(one.subgroup_rows, one.padded_columns(spec, SM_90)) for one in found} >= {
+        (2, 128),
+        (4, 128),
+        (8, 96),
+    }
+
+
+@pytest.mark.drawn
 def test_rows_may_be_copied_in_bulk_where_there_are_such_copies() -> None:
     """In place, by any access: single elements too, since a copy may begin anywhere."""
     spec = NormSpec((95_535,), "bf16")

@@ -59,7 +59,7 @@ def known() -> dict[Cell, tuple[Swept, ...]]:
         Swept(Cell(key.op, names[key.element_bytes], key.columns), m.share, m.schedule)
         for run in measured_files.read(measured_files.DATA, "h200")
         for m in run.measurements
-        if not ((key := m.key).has_residual or key.from_output)
+        if (key := m.key).is_plain
     )
     by_cell: dict[Cell, list[Swept]] = {}
     for one in (*swept.read(swept.path_of("h200")), *tuned):
