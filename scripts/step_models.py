@@ -13,6 +13,7 @@ from types import MappingProxyType
 import torch
 import torch.nn.functional as F  # noqa: N812  (everybody's name for it)
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 FULL, SHORT, TINY = SIZES = ("full", "short", "tiny")
 _VOCABULARY = 8192
@@ -20,6 +21,8 @@ _HEAD = 128  # the width of Qwen3's heads
 _PATCH = 16  # pixels on a side
 _CHANNELS = 4  # of a latent
 _PACKED_CHANNELS = 16  # of Flux's latents
+# PyTorch 2.11's backward of cuDNN's attention fails in a Flux, with its own norms, too.
+_NOT_CUDNNS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 _CHUNK = 32  # tokens; PyTorch's own code of Mamba2's scan takes memory of their square
 
 Batch = tuple[Tensor, ...]
@@ -149,15 +152,16 @@ def _noise_loss(model: nn.Module, batch: Batch) -> Tensor:
 def _packed_loss(model: nn.Module, batch: Batch) -> Tensor:
     dtype = next(model.parameters()).dtype
     latents, noise, features, pooled, noisy, *places = batch
-    (found,) = model(
-        latents.to(dtype),
-        encoder_hidden_states=features.to(dtype),
-        pooled_projections=pooled.to(dtype),
-        timestep=noisy.to(dtype),
-        img_ids=places[0],
-        txt_ids=places[1],
-        return_dict=False,
-    )
+    with sdpa_kernel(_NOT_CUDNNS):
+        (found,) = model(
+            latents.to(dtype),
+            encoder_hidden_states=features.to(dtype),
+            pooled_projections=pooled.to(dtype),
+            timestep=noisy.to(dtype),
+            img_ids=places[0],
+            txt_ids=places[1],
+            return_dict=False,
+        )
     return F.mse_loss(found.float(), noise)
 
 
