@@ -247,17 +247,16 @@ def _kinds(spec: NormSpec) -> tuple[Key, ...]:
     size = max(DTYPES[name].numpy.itemsize for name in (spec.dy_dtype, spec.dtype))
     adds, columns = spec.residual_dtype is not None, spec.columns
     gated = (
-        Key(spec.op, False, False, True, False, size, columns),
-        Key(RMS_NORM_BACKWARD.name, False, False, True, False, size, columns),
+        Key(spec.op, size, columns, has_gate=True),
+        Key(RMS_NORM_BACKWARD.name, size, columns, has_gate=True),
     )
     has_sets_alone = spec.weight_sets and spec.gate is None and not (adds or spec.from_output)
-    of_sets = (Key(spec.op, False, False, False, True, size, columns),)
     return (
         *(gated if spec.gate is not None else ()),
-        *(of_sets if has_sets_alone else ()),
-        Key(spec.op, adds, spec.from_output, False, False, size, columns),
-        Key(spec.op, False, False, False, False, size, columns),
-        Key(LAYER_NORM_BACKWARD.name, False, False, False, False, size, columns),
+        *((Key(spec.op, size, columns, has_sets=True),) if has_sets_alone else ()),
+        Key(spec.op, size, columns, has_residual=adds, from_output=spec.from_output),
+        Key(spec.op, size, columns),
+        Key(LAYER_NORM_BACKWARD.name, size, columns),
     )
 
 

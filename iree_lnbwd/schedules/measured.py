@@ -13,21 +13,21 @@ class Key(NamedTuple):
 
     Attributes:
         op: Name of the backward.
+        element_bytes: Bytes of an element of dy or x.
+        columns: N.
         has_residual: Whether it adds ``grad_residual``.
         from_output: Whether x is the forward's output.
         has_gate: Whether there is a gate, before or after.
         has_sets: Whether rows have weights of their own.
-        element_bytes: Bytes of an element of dy or x.
-        columns: N.
     """
 
     op: str
-    has_residual: bool
-    from_output: bool
-    has_gate: bool
-    has_sets: bool
     element_bytes: int
     columns: int
+    has_residual: bool = False
+    from_output: bool = False
+    has_gate: bool = False
+    has_sets: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -75,8 +75,8 @@ class Measurement:
     def key(self) -> Key:
         """What it is about."""
         return Key(
-            *(self.op, self.has_residual, self.from_output, self.has_gate, self.has_sets),
-            *(self.element_bytes, self.columns),
+            *(self.op, self.element_bytes, self.columns),
+            *(self.has_residual, self.from_output, self.has_gate, self.has_sets),
         )
 
 

@@ -60,7 +60,7 @@ def test_what_another_product_measured_is_chosen(name: str) -> None:
     product, spec = find_product(name), NormSpec((4096,), "bf16")
     chosen = schedules.choose(spec, find_target(name), product)
     assert isinstance(chosen, OnePass)
-    expected = serving(product)[Key(spec.op, False, False, False, False, 2, spec.columns)]
+    expected = serving(product)[Key(spec.op, 2, spec.columns)]
     assert measured_numbers(chosen) == measured_numbers(expected)
 
 
@@ -216,9 +216,9 @@ def test_a_file_as_it_is_read_by_people() -> None:
         (
             TEXT,
             TEXT + TEXT.replace(NAMES + "\n", ""),
-            "line 6: expected one schedule for each op, has_residual, from_output, has_gate, "
-            "has_sets, element_bytes, columns, got a second one for layer_norm_backward, False, "
-            "False, False, False, 2, 768",
+            "line 6: expected one schedule for each op, element_bytes, columns, has_residual, "
+            "from_output, has_gate, has_sets, got a second one for layer_norm_backward, 2, 768, "
+            "False, False, False, False",
         ),
     ],
 )

@@ -20,7 +20,7 @@ from iree_lnbwd.schedules.measured_files import serving
 
 SM_90, H200 = find_target("sm_90"), find_product("h200")
 MEASURED = OnePass(256, 4, 2, 4, ahead=1, slots=2, stages_weight=True, resident=2)
-AT_1024 = Key(LAYER_NORM_BACKWARD.name, False, False, False, False, 2, 1024)
+AT_1024 = Key(LAYER_NORM_BACKWARD.name, 2, 1024)
 
 
 def ways(
