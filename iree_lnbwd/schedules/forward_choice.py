@@ -66,8 +66,8 @@ _PACKED_THREADS = 256
 _ELEMENTS_OF_SETS = {2: 22, 4: 15}
 _WARPS_OF_SETS = 2
 _REGISTERS_OF_SETS = {2: 8, 4: 32}
-# Rows of 16 bits with a gate: threads at once, by whether each has few elements. By 300 schedules
-# of five widths from 1024 to 8192, on an H200, with the gate before the norm and after it.
+# RMS norms of 16 bits with a gate: threads at once, by whether each has few elements. By 300
+# schedules of five widths from 1024 to 8192, on an H200, with the gate before the norm and after.
 _FEW_GATED_ELEMENTS = 16
 _BUSY_GATED = {True: 1280, False: 768}
 _REGISTER_FILE = 1 << 16  # of the H200's multiprocessor, where the numbers are from
@@ -137,7 +137,8 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
     if has_sets:
         registers = _REGISTERS_OF_SETS[bytes_of(normalized(spec))] + 2 * chunks * vector
         busy = min(MOST_BUSY, _REGISTER_FILE // registers)
-    if spec.gate is not None and is_narrow and target.backend == "cuda":
+    is_gated_rms = spec.gate is not None and not spec.family.centres
+    if is_gated_rms and is_narrow and target.backend == "cuda":
         busy = _BUSY_GATED[chunks * vector <= _FEW_GATED_ELEMENTS]
     busy = _BUSY_EARLY if is_short else busy
     early = _is_early(spec, target, vector, shared_out)

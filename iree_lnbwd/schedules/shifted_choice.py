@@ -30,15 +30,20 @@ _WIDEST_F32 = 24576  # columns
 _LEAST_OF_WALKS = {2: 193, 4: 6145}
 _ONE_BY_ONE_OF_WALKS, _IN_PAIRS_OF_WALKS = range(193, 700), range(3000)
 _IN_TWO, _ELEMENTS_IN_TWO = range(16385, 18433), 24
-# Threads that a multiprocessor should have at once then: of workgroups with a subgroup to a row, of
-# larger ones, and of a pair that is better than one alone.
-_BUSY_IN_SUBGROUPS, _BUSY_WALKS, _BUSY_PAIR = 768, {2: 512, 4: 256}, {2: 640, 4: 256}
+# Threads that a multiprocessor should have at once then, and those of a pair that is better than
+# one workgroup alone.
+_BUSY_WALKS, _BUSY_PAIR = {2: 512, 4: 256}, {2: 640, 4: 256}
+# Where a subgroup has a row, so many copy theirs together: 901 columns in bf16 went from 73 % of
+# the ceiling to 92. Where several have one, and threads few elements, more are at once, if the cache
+# has room: 1163 columns went from 76 to 79. From 404 schedules of 21 widths from 713 to 3601 (H200).
+_SUBGROUPS_OF_WALKS = 8
+_LIGHT_ELEMENTS, _BUSY_LIGHT_WALKS = 24, 640
 _FREE_THREADS = 512  # at once, up to which registers have room for a row in two alignments
 _FREE_ROW_THREADS = 480  # and a workgroup has fewer than that
 # Slots, best first. With a fourth of several workgroups, more rows than so many bytes are at once,
 # and push each other out of the L2 cache.
 _SLOTS = {2: (4, 3), 4: (3,)}
-_MOST_AT_ONCE = 15_000_000
+_MOST_AT_ONCE = 14_400_000
 # Elements of a row that a thread has, by their bytes: with few threads, and with more.
 _ELEMENTS = {2: (32, 32), 4: (24, 28)}
 _FEW_THREADS = 256
@@ -103,30 +108,33 @@ def _walking(one: Forward, spec: NormSpec, target: Target, product: Product) -> 
 
     Without weights, a walk saves nothing. Wider ones than x leave no registers for rows.
     """
-    size, threads = bytes_of(normalized(spec)), one.rows * one.threads
+    size, in_subgroups = bytes_of(normalized(spec)), one.threads <= target.subgroup_size
     of_weights = max(itemsize(spec, element) for element in (Element.GAMMA, Element.BETA))
     if not (_walks(spec, target, size) and weighs(spec)) or of_weights > size:
         return None
-    in_subgroups = one.threads <= target.subgroup_size
-    busy = _BUSY_IN_SUBGROUPS if in_subgroups else _BUSY_WALKS[size]
+    rows = _SUBGROUPS_OF_WALKS if in_subgroups else one.rows
+    threads = rows * one.threads
     is_pair = one.cluster > 1 or 2 * threads <= _BUSY_PAIR[size]
-    resident = max(busy // threads, 2 if is_pair else 1)
-    workgroups = alike(product.walkers(resident, one.cluster), one.rows * spec.columns, one.vector)
-    is_free = resident * threads <= _FREE_THREADS and threads < _FREE_ROW_THREADS
-    for slots in _SLOTS[size]:
+    usual = max(_BUSY_WALKS[size] // threads, 2 if is_pair else 1)
+    is_light = rows > 1 and not in_subgroups and one.chunks * one.vector <= _LIGHT_ELEMENTS
+    more = [(_BUSY_LIGHT_WALKS // threads, _SLOTS[size][0])] if is_light else []
+    for resident, slots in (*more, *((usual, slots) for slots in _SLOTS[size])):
+        workgroups = alike(product.walkers(resident, one.cluster), rows * spec.columns, one.vector)
+        is_free = usual * threads <= _FREE_THREADS and threads < _FREE_ROW_THREADS
         way = replace(
             one,
+            rows=rows,
             early=True,
             packs=size < WORD_BYTES,
             resident=resident,
             rereads=not is_free,
-            walks=one.rows * workgroups,
+            walks=rows * workgroups,
             slots=slots,
         )
         wanted = resident * (way.shared_bytes(spec, target) + RESERVED_BYTES)
         at_once = slots * way.walks * spec.columns * size
-        is_last = slots == _SLOTS[size][-1]
-        fits_cache = resident == 1 or is_last or at_once <= _MOST_AT_ONCE
+        is_last = resident == 1 or (resident == usual and slots == _SLOTS[size][-1])
+        fits_cache = is_last or at_once <= _MOST_AT_ONCE
         has_room = wanted <= target.shared_bytes + RESERVED_BYTES and fits_cache
         if has_room and way.illegal(spec, target) is None:
             return way

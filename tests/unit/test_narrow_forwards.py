@@ -79,3 +79,35 @@ def test_accesses_are_halved_where_that_leaves_fewer_columns_idle() -> None:
 def test_some_hundred_narrow_rows_are_few(op: str) -> None:
     assert choice(norm(768, "bf16", op)).most_few_rows >= 512
     assert choice(norm(768, "f32", op)).most_few_rows < 512
+
+
+@pytest.mark.parametrize("columns", [264, 340, 580, 768])
+def test_weights_come_with_narrow_rows_of_16_bits_without_a_mean(columns: int) -> None:
+    """Not beside a residual or a gate, whose registers nobody measured; nor with a mean."""
+    plain = norm(columns, "bf16", RMS_NORM.name)
+    assert choice(plain).early
+    assert not choice(dataclasses.replace(plain, residual_dtype="bf16")).early
+    assert not choice(dataclasses.replace(plain, gate="after")).early
+    assert not choice(norm(columns, "bf16")).early
+    assert not choice(plain, "gfx942").early
+
+
+@pytest.mark.parametrize(
+    ("columns", "dtype", "at_once"),
+    [(693, "f32", 896), (1331, "f32", 896), (933, "f32", 1024), (1163, "bf16", 1280)],
+)
+def test_threads_that_hold_much_of_an_odd_row_get_more_registers(
+    columns: int, dtype: str, at_once: int
+) -> None:
+    """24 elements of f32 spilled, with as many threads at once as 16 allow."""
+    one = choice(norm(columns, dtype, RMS_NORM.name))
+    assert one.shifted(norm(columns, dtype, RMS_NORM.name))
+    assert one.rows * one.threads * one.resident == at_once
+
+
+@pytest.mark.parametrize("gate", ["after", "before"])
+def test_gated_rows_of_16_bits_are_as_many_as_keep_memory_busy(gate: str) -> None:
+    for columns, at_once in ((2048, 1280), (4096, 1280), (8192, 768)):
+        spec = dataclasses.replace(norm(columns, "bf16", RMS_NORM.name), gate=gate)
+        one = choice(spec)
+        assert one.rows * one.threads * one.resident == at_once, columns
