@@ -35,7 +35,7 @@ _IN_TWO, _ELEMENTS_IN_TWO = range(16385, 18433), 24
 _BUSY_WALKS, _BUSY_PAIR = {2: 512, 4: 256}, {2: 640, 4: 256}
 # Where a subgroup has a row, so many copy theirs together: 901 columns in bf16 went from 73 % of
 # the ceiling to 92. Where several have one, and threads few elements, more are at once, if the
-# cache has room: 1163 columns went from 76 to 79. From 404 schedules of 21 widths, 713 to 3601.
+# cache has room: 1163 columns went from 76 to 79. From 404 schedules of 20 widths, 713 to 3601.
 _SUBGROUPS_OF_WALKS = 8
 _LIGHT_ELEMENTS, _BUSY_LIGHT_WALKS = 24, 640
 _FREE_THREADS = 512  # at once, up to which registers have room for a row in two alignments

@@ -111,3 +111,16 @@ def test_gated_rows_of_16_bits_are_as_many_as_keep_memory_busy(gate: str) -> Non
         spec = dataclasses.replace(norm(columns, "bf16", RMS_NORM.name), gate=gate)
         one = choice(spec)
         assert one.rows * one.threads * one.resident == at_once, columns
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "at_once", "slots"),
+    [(713, 8, 512, 4), (901, 8, 512, 3), (1163, 2, 640, 4), (1411, 2, 512, 4)],
+)
+def test_walks_of_narrow_rows_copy_as_many_as_the_cache_has_room_for(
+    columns: int, rows: int, at_once: int, slots: int
+) -> None:
+    """Eight rows where each has a subgroup; and more workgroups at once, if their slots fit."""
+    one = choice(norm(columns, "bf16"))
+    assert one.walks * columns % one.vector == 0  # rows begin at the same place of an access
+    assert (one.rows, one.rows * one.threads * one.resident, one.slots) == (rows, at_once, slots)
