@@ -133,8 +133,8 @@ def _walking(one: Forward, spec: NormSpec, target: Target, product: Product) -> 
         )
         wanted = resident * (way.shared_bytes(spec, target) + RESERVED_BYTES)
         at_once = slots * way.walks * spec.columns * size
-        is_last = resident == 1 or (resident == usual and slots == _SLOTS[size][-1])
-        fits_cache = is_last or at_once <= _MOST_AT_ONCE
+        is_least = resident == 1 or (resident == usual and slots == _SLOTS[size][-1])
+        fits_cache = is_least or at_once <= _MOST_AT_ONCE
         has_room = wanted <= target.shared_bytes + RESERVED_BYTES and fits_cache
         if has_room and way.illegal(spec, target) is None:
             return way
