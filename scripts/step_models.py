@@ -21,7 +21,7 @@ _HEAD = 128  # the width of Qwen3's heads
 _PATCH = 16  # pixels on a side
 _CHANNELS = 4  # of a latent
 _PACKED_CHANNELS = 16  # of Flux's latents
-# PyTorch 2.11's backward of cuDNN's attention fails in a Flux, with its own norms, too.
+# In a Flux, the backward of cuDNN's attention fails (PyTorch 2.11, its own norms).
 _NOT_CUDNNS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 _CHUNK = 32  # tokens; PyTorch's own code of Mamba2's scan takes memory of their square
 

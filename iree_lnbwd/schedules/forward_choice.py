@@ -186,9 +186,10 @@ def _is_early(spec: NormSpec, target: Target, vector: int, way: tuple[int, int])
         return True
     is_head = _is_head(spec, vector)
     if bytes_of(normalized(spec)) < WORD_BYTES:
-        is_narrow = spec.columns <= _EARLY_COLUMNS_OF_16_BITS and not spec.has(RESIDUAL)
-        is_early_alone = is_narrow and _has_more(spec, target) and not _is_slow(spec, vector)
-        return not spec.family.centres and (is_head or is_early_alone)
+        if spec.family.centres or is_head:
+            return not spec.family.centres
+        is_wanted = _has_more(spec, target) and not (spec.has(RESIDUAL) or _is_slow(spec, vector))
+        return is_wanted and spec.columns <= _EARLY_COLUMNS_OF_16_BITS
     has_few = way[0] * vector <= _EARLY_ELEMENTS_OF_THREAD and spec.columns <= _EARLY_COLUMNS
     in_subgroup = _fits_subgroup(spec, target, vector, way)
     return is_head or has_few or in_subgroup or spec.has(RESIDUAL)
