@@ -54,7 +54,9 @@
 #forward_resident = 1 : i32  // workgroups that a multiprocessor must hold at once
 #forward_walks = 0 : index  // rows that are at work at once, if workgroups walk over the rows; else 0
 #forward_meets = false  // threads of a walk meet once more for each row
-#forward_slots = 1 : index  // rows that a workgroup has in shared memory then
+#forward_copies = false  // rows of a walk are copied into shared memory
+#forward_slots = 1 : index  // rows that a workgroup has there then
+#forward_stages_weights = false  // weights of a walk are in shared memory
 #forward_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [256, 1, 1] subgroup_size = 32>
 !forward_x_rows = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
 !forward_y_rows = memref<?x4096x!y, #hal.descriptor_type<storage_buffer>>
@@ -67,6 +69,8 @@
 !forward_x_kept = memref<1x4096x!x, #gpu.address_space<workgroup>>
 !forward_residual_kept = memref<1x4096x!residual, #gpu.address_space<workgroup>>
 !forward_staged = memref<1x1x8x!x, #gpu.address_space<workgroup>>
+!forward_gamma_staged = memref<1x1x8x!gamma, #gpu.address_space<workgroup>>
+!forward_beta_staged = memref<1x1x8x!beta, #gpu.address_space<workgroup>>
 !forward_x = vector<8x!x>
 !forward_y = vector<8x!y>
 !forward_residual = vector<8x!residual>
@@ -111,13 +115,15 @@ hal.executable.source private @normalize {
     func.func private @ready_for_sums(!mbarriers, !forward_thread)
     func.func private @load(!forward_x_rows, !forward_residual_rows, !forward_residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, index, i1, !forward_x_held, !forward_residual_held)
     func.func private @load_weights(!gamma_row, !beta_row, !forward_thread, index, index, !forward_gamma_held, !forward_beta_held)
+    func.func private @stage_weights(!forward_gamma_staged, !forward_beta_staged, !forward_thread, index, !forward_gamma_held, !forward_beta_held)
+    func.func private @staged_weights(!forward_gamma_staged, !forward_beta_staged, !forward_thread, index, !forward_gamma_held, !forward_beta_held)
     func.func private @take(!forward_x_held, !forward_residual_held, i1, !forward_residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, index, !forward_held)
     func.func private @others_are_ready()
     func.func private @share(i1, !acc, !forward_x_rows, !forward_residual_rows, !forward_residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, i1, !forward_held) -> !acc
-    func.func private @centre(!acc, !forward_exchange, !forward_thread) -> (!acc, !acc)
+    func.func private @centre(!acc, !forward_exchange, !forward_thread) -> !acc
     func.func private @take_anew(!forward_x_held, !forward_held)
     func.func private @merges() -> i1
-    func.func private @statistics(!acc, !acc, !acc, !acc, !forward_exchange, !mbarriers, !forward_thread) -> (!acc, !acc)
+    func.func private @statistics(!acc, !acc, !acc, !forward_exchange, !mbarriers, !forward_thread) -> (!acc, !acc)
     func.func private @reread(!forward_x_rows, !forward_residual_rows, !forward_residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, index, i1, !forward_held)
     func.func private @column(index, index, !forward_thread) -> (index, i1)
     func.func private @put_of_y(!forward_y_rows, !forward_y, index, index, index, index, i1, i1)
@@ -220,11 +226,13 @@ hal.executable.source private @normalize {
       %is_first = arith.cmpi eq, %t, %c0 : index
       %leads_cluster = arith.cmpi eq, %rank, %c0 : index
       %mbarriers = memref.alloc() : !mbarriers                  // one is used
-      %exchange = memref.alloc() : !forward_exchange            // [sums, groups, warps of the cluster]
+      %exchange = memref.alloc() : !forward_exchange            // [sums, groups, warps], or of a cluster [turns, warps, sums]
       %x_kept = memref.alloc() : !forward_x_kept                // [groups, columns of T threads' steps]
       %residual_kept = memref.alloc() : !forward_residual_kept  // likewise: s
 
       %staged = "memref.alloc"() <{alignment = 128 : i64, operandSegmentSizes = array<i32: 0, 0>}> : () -> !forward_staged  // [slots, 1, columns]
+      %gamma_staged = memref.alloc() : !forward_gamma_staged  // [chunks, threads, columns of a chunk]
+      %beta_staged = memref.alloc() : !forward_beta_staged    // likewise
 
       // Registers, with room for each of a thread's chunks.
       %x_held = memref.alloca() : !forward_x_held
@@ -238,6 +246,10 @@ hal.executable.source private @normalize {
       %walk = arith.constant #forward_walks
       %slots = arith.constant #forward_slots
       %walks = arith.cmpi ne, %walk, %c0 : index
+      %may_copy = arith.constant #forward_copies
+      %copies = arith.andi %walks, %may_copy : i1
+      %may_stage_weights = arith.constant #forward_stages_weights
+      %stages_weights = arith.andi %walks, %may_stage_weights : i1
       %meets = arith.constant #forward_meets
       %last_row = arith.subi %m, %c1 : index
       %one_row = arith.cmpi eq, %rows, %c1 : index
@@ -248,7 +260,7 @@ hal.executable.source private @normalize {
       func.call @ready_for_sums(%mbarriers, %begin_thread) : (!mbarriers, !forward_thread) -> ()
       %loads_weights = arith.andi %writes_output, %weights_early : i1
       %keeps_weights = arith.andi %loads_weights, %walks : i1
-      scf.if %walks {
+      scf.if %copies {
         func.call @begin_copies(%mbarriers, %begin_thread) : (!mbarriers, !forward_thread) -> ()
         scf.for %slot = %c0 to %slots step %c1 {
           %slots_on = arith.muli %slot, %walk : index
@@ -256,12 +268,18 @@ hal.executable.source private @normalize {
           %thread_of_slot = vector.from_elements %id, %t, %group, %row_of_slot, %rank, %part, %slot, %row_of_slot : !forward_thread
           func.call @copy_row(%x, %staged, %mbarriers, %m, %thread_of_slot) : (!forward_x_rows, !forward_staged, !mbarriers, index, !forward_thread) -> ()
         } {llvm.loop_annotation = #unrolled}
+      }
+      scf.if %walks {
         func.call @others_are_ready() : () -> ()
       }
       scf.if %keeps_weights {
         scf.for %k = %c0 to %chunks step %c1 {
           func.call @load_weights(%gamma, %beta, %begin_thread, %c0, %k, %gamma_held, %beta_held)
               : (!gamma_row, !beta_row, !forward_thread, index, index, !forward_gamma_held, !forward_beta_held) -> ()
+          scf.if %stages_weights {
+            func.call @stage_weights(%gamma_staged, %beta_staged, %begin_thread, %k, %gamma_held, %beta_held)
+                : (!forward_gamma_staged, !forward_beta_staged, !forward_thread, index, !forward_gamma_held, !forward_beta_held) -> ()
+          }
         } {llvm.loop_annotation = #unrolled}
       }
       %left = arith.subi %m, %begins : index
@@ -288,8 +306,9 @@ hal.executable.source private @normalize {
         // What a row needs is loaded before anything is waited for.
         %is_alone = arith.xori %walks, %yes : i1
         %loads_own_weights = arith.andi %loads_weights, %is_alone : i1
-        %loads = arith.andi %in_registers, %is_alone : i1
-        scf.if %walks {
+        %reads_memory = arith.xori %copies, %yes : i1
+        %loads = arith.andi %in_registers, %reads_memory : i1
+        scf.if %copies {
           func.call @load_copied(%x, %staged, %mbarriers, %thread, %x_held) : (!forward_x_rows, !forward_staged, !mbarriers, !forward_thread, !forward_x_held) -> ()
         }
         scf.if %loads {
@@ -315,13 +334,13 @@ hal.executable.source private @normalize {
         // of the mean would cancel. In a cluster, they are without the mean of their subgroup.
         %values_sum = arith.constant false
         %squares_sum = arith.constant true
-        %centre, %own_sum = scf.if %centres -> (!acc, !acc) {
+        %centre = scf.if %centres -> !acc {
           %share = func.call @share(%values_sum, %zero, %x, %residual, %s, %x_kept, %residual_kept, %thread, %exists, %first_time, %values)
               : (i1, !acc, !forward_x_rows, !forward_residual_rows, !forward_residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, i1, !forward_held) -> !acc
-          %near_mean, %summed = func.call @centre(%share, %exchange, %thread) : (!acc, !forward_exchange, !forward_thread) -> (!acc, !acc)
-          scf.yield %near_mean, %summed : !acc, !acc
+          %near_mean = func.call @centre(%share, %exchange, %thread) : (!acc, !forward_exchange, !forward_thread) -> !acc
+          scf.yield %near_mean : !acc
         } else {
-          scf.yield %zero, %zero : !acc, !acc
+          scf.yield %zero : !acc
         }
         scf.if %packs {
           func.call @take_anew(%x_held, %values) : (!forward_x_held, !forward_held) -> ()
@@ -337,8 +356,8 @@ hal.executable.source private @normalize {
         } else {
           scf.yield %zero : !acc
         }
-        %mean_row, %sum_squares = func.call @statistics(%own_sum, %centre, %share_centred, %share_squares, %exchange, %mbarriers, %thread)
-            : (!acc, !acc, !acc, !acc, !forward_exchange, !mbarriers, !forward_thread) -> (!acc, !acc)
+        %mean_row, %sum_squares = func.call @statistics(%centre, %share_centred, %share_squares, %exchange, %mbarriers, %thread)
+            : (!acc, !acc, !acc, !forward_exchange, !mbarriers, !forward_thread) -> (!acc, !acc)
         %rstd_row = func.call @rstd(%sum_squares) : (!acc) -> !acc
         %is_there = arith.andi %is_first, %exists : i1
         %stores_statistics = arith.andi %leads_cluster, %is_there : i1
@@ -348,11 +367,12 @@ hal.executable.source private @normalize {
           }
           memref.store %rstd_row, %rstd[%row] : !acc_column
         }
-        scf.if %walks {
-          // All threads are done with the row before. Where they meet twice for their sums, they have shown it.
-          scf.if %meets {
-            gpu.barrier
-          }
+        // All threads are done with the row before. Where they meet twice for their sums, they have shown it.
+        %meets_now = arith.andi %walks, %meets : i1
+        scf.if %meets_now {
+          gpu.barrier
+        }
+        scf.if %copies {
           %has_room = arith.cmpi ne, %round, %c0 : index
           scf.if %has_room {
             %rounds_on = arith.addi %round, %slots : index
@@ -368,7 +388,7 @@ hal.executable.source private @normalize {
         scf.if %packs {
           func.call @take_anew(%x_held, %values) : (!forward_x_held, !forward_held) -> ()
         }
-        scf.if %walks {
+        scf.if %copies {
           func.call @load_copied_again(%x, %staged, %thread, %x_held) : (!forward_x_rows, !forward_staged, !forward_thread, !forward_x_held) -> ()
         }
         func.call @take_stored(%x, %thread, %x_held, %residual_held, %values) : (!forward_x_rows, !forward_thread, !forward_x_held, !forward_residual_held, !forward_held) -> ()
@@ -380,6 +400,10 @@ hal.executable.source private @normalize {
             scf.for %k = %c0 to %chunks step %c1 {
               %col, %inside = func.call @column(%step, %k, %thread) : (index, index, !forward_thread) -> (index, i1)
               %at = arith.addi %part, %col : index
+              scf.if %stages_weights {
+                func.call @staged_weights(%gamma_staged, %beta_staged, %thread, %k, %gamma_held, %beta_held)
+                    : (!forward_gamma_staged, !forward_beta_staged, !forward_thread, index, !forward_gamma_held, !forward_beta_held) -> ()
+              }
               scf.if %weights_early {
               } else {
                 func.call @load_weights(%gamma, %beta, %thread, %step, %k, %gamma_held, %beta_held)

@@ -54,6 +54,12 @@ func.func private @send_two(%to: i32, %first: !acc, %second: !acc, %mbarrier: i3
   return
 }
 
+func.func private @send_four(%to: i32, %first: !acc, %second: !acc, %third: !acc, %fourth: !acc, %mbarrier: i32) {
+  llvm.inline_asm has_side_effects "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [$0], {$1, $2, $3, $4}, [$5];", "r,f,f,f,f,r,~{memory}" %to, %first, %second, %third, %fourth, %mbarrier
+      : (i32, !acc, !acc, !acc, !acc, i32) -> ()
+  return
+}
+
 // Waits until the phase of that parity is over.
 func.func private @await(%mbarrier: i32, %parity: i32) {
   %yes = arith.constant true

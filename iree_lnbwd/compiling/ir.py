@@ -80,7 +80,14 @@ PARTS = (
     "set_rows",
     "stores",
 )
-FORWARD_PARTS = ("thread", "rows", "shares", "ahead", "copies")  # likewise, of the forward
+FORWARD_PARTS = (
+    "thread",
+    "rows",
+    "weights",
+    "shares",
+    "ahead",
+    "copies",
+)  # likewise, of the forward
 _OF_FORWARD = "forward"  # the folder of its parts
 
 

@@ -12,31 +12,38 @@ from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.elements import widest_access, widest_vector
 from iree_lnbwd.schedules.forward import WORD_BYTES, Forward, bytes_of, normalized
 from iree_lnbwd.schedules.rules import MOST_BUSY, own_columns, registers_of_thread
+from iree_lnbwd.schedules.wide_walks import walk_over
 
-# From 1849 schedules of 34 widths from 14800 to 131072, on an H100.
+# From 1849 schedules of 34 widths from 14800 to 131072, on an H100; for rows with a mean, and for
+# those of f32 that begin anywhere in an access, from 6150 of 79 widths on an H200.
 _MOST_ALONE = {2: 16384, 4: 14336}  # columns that one workgroup keeps, by the bytes of an element
 _CLUSTERS = (2, 4, 8)
 # Elements of a row that a thread has, by their bytes: the fewest that leave so few threads. Only if
 # no cluster has ways with as few, there are more of them.
 _ELEMENTS = {2: (32,), 4: (16, 20, 24)}
 _THREADS = (range(128, 513), range(128, 705))
-# Wide rows of f32 with a mean take accesses that divide them, a thread has more elements, by those
-# of an access, and nothing is fetched ahead. From 2620 schedules of 16 widths from 20001 to 120005,
-# on an H200.
-_LEAST_OF_F32_WITH_MEAN = {4: 42_000, 2: 30_000, 1: 30_000}  # columns
-_ELEMENTS_OF_F32_WITH_MEAN = {4: (24, 28, 32), 2: (28, 32), 1: (20, 24)}
+# Rows of f32 with a mean, and rows without one: from so many columns on, threads have more
+# elements, those that leave the fewest idle; by whether accesses of 16 bytes divide a row.
+_LEAST_OF_MORE = {True: {True: 30_000, False: 0}, False: {True: 1 << 31, False: 40_000}}
+_MORE_ELEMENTS = {True: (32, 28, 24), False: (20, 24, 28, 32)}
+# Likewise, of 16 bits with a mean: from so many columns on, accesses divide a row, if they have
+# several elements. So nothing is cut.
+_LEAST_OF_DIVIDED = 24_000
+_LEAST_PACKED = 100_000  # columns of 16 bits with a mean, which stay narrow
+_LEAST_OF_LARGER = 22_500  # columns of 16 bits that begin anywhere, for clusters of more than two
+_IDLE = 1.1  # columns that threads cover, to the fewest, up to which the largest cluster is taken
 # Bytes of rows that a multiprocessor should have at once, at most, with a mean and without: a mean
 # takes another sum, in which less is on its way. With fewer than enough, there is one row more.
 _AT_ONCE = {True: 80_000, False: 62_000}
 _ENOUGH = 45_000
 # Of more, those at work and those that are fetched meanwhile push each other out of the L2 cache.
 _MOST_AHEAD = 80_000
-# Threads at once, of rows with a mean: with fewer, more rows are better than rows ahead.
+# Threads at once, of rows of 16 bits with a mean: with fewer, more rows are better than rows ahead.
 _FEWEST_THREADS = 768
 _AS_MANY = 0.9  # of the most bytes: of ways that have about as many, the largest cluster is taken
 # Registers of a thread besides its elements, by their bytes; and where rows begin anywhere in an
 # access, so that it has them in two alignments.
-_BESIDE, _BESIDE_SHIFTED, _BESIDE_F32_WITH_MEAN = {2: 24, 4: 16}, 16, 12
+_BESIDE, _BESIDE_SHIFTED = {2: 24, 4: 16}, 16
 
 
 def choose_clustered(spec: NormSpec, target: Target, product: Product) -> Forward | None:
@@ -44,20 +51,62 @@ def choose_clustered(spec: NormSpec, target: Target, product: Product) -> Forwar
 
     How a row is shared out follows from what is normalized and from the op, as in `choose_forward`.
     """
-    dtypes = (normalized(spec),)
     size = bytes_of(normalized(spec))
     if spec.columns <= _MOST_ALONE.get(size, spec.columns) or not target.has_clusters:
         return None
-    whole = widest_vector(spec.columns, dtypes)
-    vectors = (whole,) if _is_f32_with_mean(spec) else (widest_access(dtypes), whole)
-    for vector, threads in itertools.product(vectors, _THREADS):
-        ways = [w for cluster in _CLUSTERS if (w := _way(spec, target, vector, cluster, threads))]
+    for vector, threads in itertools.product(_vectors(spec), _THREADS):
+        clusters = (2,) if _is_in_two(spec, vector) else _CLUSTERS
+        ways = [w for cluster in clusters if (w := _way(spec, target, vector, cluster, threads))]
         if ways:
-            at_once = [_fitting(spec, target, way) for way in ways]
-            enough = _AS_MANY * max(at_once)
-            largest = max(n for n, most in enumerate(at_once) if most >= enough)
-            return _ahead(spec, target, product, ways[largest])
+            way = _of_few_idle(ways) if _covers_most(spec) else _of_most_at_once(spec, target, ways)
+            return walk_over(way, spec, target, product) or _ahead(spec, target, product, way)
     return None
+
+
+def _vectors(spec: NormSpec) -> tuple[int, ...]:
+    """Elements of an access: those to take, best first."""
+    dtypes = (normalized(spec),)
+    widest, whole = widest_access(dtypes), widest_vector(spec.columns, dtypes)
+    is_narrow = bytes_of(normalized(spec)) < WORD_BYTES
+    divides = whole > 1 and spec.columns >= _LEAST_OF_DIVIDED
+    return (whole,) if is_narrow and spec.family.centres and divides else (widest, whole)
+
+
+def _is_in_two(spec: NormSpec, vector: int) -> bool:
+    """Whether rows are best shared by two workgroups, which copy them."""
+    is_narrow = bytes_of(normalized(spec)) < WORD_BYTES
+    is_shifted = spec.columns % vector != 0 and spec.columns < _LEAST_OF_LARGER
+    return is_narrow and spec.family.centres and is_shifted
+
+
+def _has_more(spec: NormSpec) -> bool:
+    """Whether threads have more elements of f32."""
+    is_whole = spec.columns % widest_access((normalized(spec),)) == 0
+    is_wide = spec.columns >= _LEAST_OF_MORE[spec.family.centres][is_whole]
+    return bytes_of(normalized(spec)) == WORD_BYTES and is_wide
+
+
+def _covers_most(spec: NormSpec) -> bool:
+    """Whether a way is taken by how few of its threads are idle."""
+    return _has_more(spec) or (bytes_of(normalized(spec)) < WORD_BYTES and spec.family.centres)
+
+
+def _covered(way: Forward) -> int:
+    """Columns that threads have places for."""
+    return way.cluster * way.threads * way.chunks * way.vector
+
+
+def _of_few_idle(ways: list[Forward]) -> Forward:
+    """The largest cluster of those that leave few threads idle."""
+    fewest = min(map(_covered, ways))
+    return max((w for w in ways if _covered(w) <= _IDLE * fewest), key=lambda w: w.cluster)
+
+
+def _of_most_at_once(spec: NormSpec, target: Target, ways: list[Forward]) -> Forward:
+    """The largest cluster of those that have the most bytes of rows at once."""
+    at_once = [_fitting(spec, target, way) for way in ways]
+    enough = _AS_MANY * max(at_once)
+    return ways[max(n for n, most in enumerate(at_once) if most >= enough)]
 
 
 def _way(
@@ -67,28 +116,23 @@ def _way(
     vectors = own_columns(spec, cluster, vector) // vector
     size, lanes = bytes_of(normalized(spec)), target.subgroup_size
     is_narrow = size < WORD_BYTES and not spec.gate_first and not spec.has(RESIDUAL)
-    ways = _ELEMENTS_OF_F32_WITH_MEAN[vector] if _is_f32_with_mean(spec) else _ELEMENTS[size]
-    for chunks in (elements // vector for elements in ways):
-        way = Forward(
+    elements = _MORE_ELEMENTS[spec.family.centres] if _has_more(spec) else _ELEMENTS[size]
+    ways = [
+        Forward(
             rows=1,
             threads=-(-vectors // (chunks * lanes)) * lanes,
             vector=vector,
             chunks=chunks,
             in_registers=True,
-            packs=is_narrow and not spec.family.centres,
+            packs=is_narrow and (not spec.family.centres or spec.columns >= _LEAST_PACKED),
             cluster=cluster,
         )
-        if way.threads in some_threads and way.illegal(spec, target) is None:
-            return way
-    return None
-
-
-def _is_f32_with_mean(spec: NormSpec) -> bool:
-    """Whether a row is of f32, has two sums, and is as wide as those that were measured."""
-    if not spec.family.centres or bytes_of(normalized(spec)) != WORD_BYTES:
-        return False
-    vector = widest_vector(spec.columns, (normalized(spec),))
-    return spec.columns >= _LEAST_OF_F32_WITH_MEAN[vector]
+        for chunks in (one // vector for one in elements)
+    ]
+    legal = [w for w in ways if w.threads in some_threads and w.illegal(spec, target) is None]
+    if not legal:
+        return None
+    return min(legal, key=_covered) if _has_more(spec) else legal[0]
 
 
 def _ahead(spec: NormSpec, target: Target, product: Product, way: Forward) -> Forward:
@@ -98,9 +142,10 @@ def _ahead(spec: NormSpec, target: Target, product: Product, way: Forward) -> Fo
     """
     tensors = 2 if spec.has(RESIDUAL) or spec.gate is not None else 1
     wanted, most = _wanted(spec, target, way, tensors), _most(spec, target, way, tensors)
-    is_fetched = not (spec.strided_rows or _is_f32_with_mean(spec))
+    is_fetched = not spec.strided_rows
     fits = is_fetched and wanted * _bytes(spec, way, tensors) <= _MOST_AHEAD
-    needs_threads = spec.family.centres and tensors == 1 and wanted < most
+    is_narrow = bytes_of(normalized(spec)) < WORD_BYTES
+    needs_threads = is_narrow and spec.family.centres and tensors == 1 and wanted < most
     is_busy = wanted * way.threads >= _FEWEST_THREADS
     if fits and (is_busy or not needs_threads):
         return replace(way, resident=wanted, ahead=product.processors * wanted // way.cluster)
@@ -130,8 +175,7 @@ def _most(spec: NormSpec, target: Target, way: Forward, tensors: int = 1) -> int
     elements, size = way.chunks * way.vector, bytes_of(normalized(spec))
     words = elements * size // WORD_BYTES
     held = words if way.packs else elements
-    beside = _BESIDE_F32_WITH_MEAN if _is_f32_with_mean(spec) else _BESIDE[size]
-    held += _BESIDE_SHIFTED + words if way.shifted(spec) else beside
+    held += _BESIDE_SHIFTED + words if way.shifted(spec) else _BESIDE[size]
     registers = held + (tensors - 1) * words
     subgroups = way.threads // target.subgroup_size
     counts = range(MOST_BUSY // way.threads, 1, -1)

@@ -67,10 +67,11 @@ class Forward:
             L1 cache. Otherwise registers keep them in two alignments.
         ahead: How many rows further on the row is that a group fetches into the L2 cache, where it
             has its own; 0 if it fetches none.
-        walks: How many rows are at work at once, if workgroups walk over the rows: they keep their
-            weights in registers, and copy the rows that come next to shared memory; 0 if a
-            workgroup has one set of rows.
-        slots: Sets of rows that a workgroup has in shared memory then.
+        walks: How many rows are at work at once, if workgroups walk over the rows, and read their
+            weights once; 0 if a workgroup has one set of rows.
+        slots: Sets of rows that a workgroup has in shared memory then, where the next are copied
+            meanwhile; 1 if rows are loaded.
+        stages_weights: Weights of a walk are kept in shared memory, not in registers.
     """
 
     rows: int
@@ -89,6 +90,7 @@ class Forward:
     ahead: int = 0
     walks: int = 0
     slots: int = 1
+    stages_weights: bool = False
 
     def path(self, spec: NormSpec) -> str:
         """Its use of memory, in words."""
@@ -97,8 +99,9 @@ class Forward:
         read = kept if self.reads_once else "again for each sum and for the output"
         weights = ""
         if self.walks:
-            weights = f" the next are copied into {self.slots} slots of shared memory meanwhile;"
-            weights += " weights are read once;"
+            next_rows = f" the next are copied into {self.slots} slots of shared memory meanwhile;"
+            where = ", and kept in shared memory" if self.stages_weights else ""
+            weights = f"{next_rows if self.copies else ''} weights are read once{where};"
         elif weighs(spec):
             when = "with the row" if self.early else "after its sums"
             weights = f" weights are read {when};"
@@ -118,6 +121,11 @@ class Forward:
     def shifted(self, spec: NormSpec) -> bool:
         """Whether rows begin anywhere in an access."""
         return spec.columns % self.vector != 0
+
+    @property
+    def copies(self) -> bool:
+        """Whether the rows of a walk that come next are copied into shared memory."""
+        return self.walks > 0 and self.slots >= _FEWEST_SLOTS
 
     @property
     def reads_once(self) -> bool:
@@ -164,6 +172,7 @@ class Forward:
             rereads=False,
             ahead=0,
             walks=0,
+            stages_weights=False,
         )
         if spec.rows is None:
             return (few, many)
@@ -191,7 +200,28 @@ class Forward:
         row = self.padded_columns(spec) * bytes_of(normalized(spec))
         kept = self.rows * (self._turns * exchange + (row if self.in_shared_memory else 0))
         copies = self.slots * self._slot_elements(spec) * bytes_of(normalized(spec))
-        return kept + (copies + _LINE_BYTES if self.walks else 0)
+        staged = self.rows * self._step * bytes_of_weights(spec) if self.stages_weights else 0
+        return kept + staged + (copies + _LINE_BYTES if self.copies else 0)
+
+    @property
+    def _staged(self) -> str:
+        """The places of a workgroup's weights in shared memory."""
+        return f"{self.chunks}x{self.rows * self.threads}" if self.stages_weights else "1x1"
+
+    def _meets(self, spec: NormSpec, target: Target) -> bool:
+        """Whether threads of a walk meet once more for each row.
+
+        So they are done with what the next row's sums, or a copy, take the place of.
+        """
+        is_alone = self.cluster == 1 and self.warps(target) > 1
+        meets_once = is_alone and not spec.family.centres
+        return meets_once or (self.copies and not is_alone)
+
+    def _exchange(self, spec: NormSpec, senders: int) -> str:
+        """The shape of the places for sums: a cluster's subgroup sends all of its sums together."""
+        if self.cluster > 1:
+            return f"{self._turns}x{senders}x{self.sums(spec)}"
+        return f"{self.sums(spec)}x{self.rows}x{senders}"
 
     @property
     def _turns(self) -> int:
@@ -224,19 +254,25 @@ class Forward:
             "#forward_vector": f"{vector} : index",
             "#forward_chunks": f"{chunks} : index",
             "#forward_shifted": flag(shifted),
-            "#forward_rereads": flag(many.rereads and not many.walks),
-            "#forward_copies_again": flag(many.rereads and many.walks > 0),
+            "#forward_rereads": flag(many.rereads and not many.copies),
+            "#forward_copies_again": flag(many.rereads and many.copies),
             "#forward_walks": f"{many.walks} : index",
-            "#forward_meets": flag(self.cluster > 1 or warps == 1 or not spec.family.centres),
+            "#forward_meets": flag(self._meets(spec, target)),
+            "#forward_copies": flag(many.copies),
+            "#forward_stages_weights": flag(many.stages_weights),
             "#forward_slots": f"{many.slots} : index",
-            "#forward_sums": f"{self.sums(spec)} : index",
+            "#forward_bytes_of_sender": f"{self.sums(spec) * _SUM_BYTES} : index",
             "#forward_line": f"{_LINE_BYTES // bytes_of(spec.dtype)} : index",
             "#forward_copies_first": f"{self._turns if self.cluster > 1 else 0} : index",
             "#few_walks": "0 : index",
             "!forward_staged": shared(
-                f"{self.slots}x1x{self._slot_elements(spec) if self.walks else self.vector}x!x"
+                f"{self.slots}x1x{self._slot_elements(spec) if self.copies else self.vector}x!x"
             ),
             **({"!mbarriers": shared(f"{self._turns + self.slots}xi64")} if self.walks else {}),
+            **{
+                f"!forward_{name}_staged": shared(f"{self._staged}x{vector}x!{name}")
+                for name in ("gamma", "beta")
+            },
             "#forward_accesses": f"{accesses} : index",
             "#forward_residual_from": f"{int(shifted and spec.gate is not None)} : index",
             **(self._shifted_aliases(spec) if shifted else {}),
@@ -264,9 +300,8 @@ class Forward:
             "#few_resident": f"{few.resident} : i32",
             "#scales": flag(spec.has_weight and is_forward),
             "#forward_kernel": kernel(self.rows * self.threads, target),
-            "!forward_exchange": shared(
-                f"{self._turns * self.sums(spec)}x{self.rows}x{senders}x!acc"
-            ),
+            "!forward_exchange": shared(f"{self._exchange(spec, senders)}x!acc"),
+            "!forward_sent": f"vector<{_SUMS_OF_CLUSTERS}x!acc>",
             "!forward_warps": f"vector<{warps}x!acc>",
             "!forward_chunk": f"vector<{vector}x!acc>",
             "!forward_held": private(f"{chunks}x!forward_chunk"),
@@ -368,6 +403,10 @@ class Forward:
                 "rows are fetched ahead by cp.async.bulk.prefetch",
             ),
             *(self._walk_rules(spec, target) if self.walks else ()),
+            (
+                self.stages_weights and not self.walks,
+                "weights stay in shared memory where workgroups walk over rows",
+            ),
             (self.ahead > 0 and spec.strided_rows, "rows that are apart are not fetched ahead"),
             (
                 shared > target.shared_bytes,
@@ -381,13 +420,18 @@ class Forward:
         one = "workgroups walk over rows "
         phases = self.vector // math.gcd(self.vector, spec.columns)
         return (
-            (not target.has_bulk_copies, "cp.async.bulk"),
-            (spec.has(RESIDUAL) or spec.gate is not None, f"{one}of one tensor"),
+            (self.copies and not target.has_bulk_copies, "cp.async.bulk"),
+            (
+                spec.gate is not None or (spec.has(RESIDUAL) and self.copies),
+                f"{one}of one tensor",
+            ),
             (spec.weight_sets, f"{one}that have one weight"),
             (spec.strided_rows, f"{one}that follow each other"),
             (not self.in_registers or not self.early, f"{one}in registers, with early weights"),
-            (self.slots < _FEWEST_SLOTS, f"{one}that come while others are there"),
-            (self.vector * bytes_of(spec.dtype) != _WHOLE_BYTES, f"{one}in accesses of 16 bytes"),
+            (
+                self.copies and self.vector * bytes_of(spec.dtype) != _WHOLE_BYTES,
+                f"{one}in accesses of 16 bytes",
+            ),
             (
                 self.walks % self.rows != 0 or self.walks % phases != 0,
                 f"{self.walks} rows at once, in {phases} phases and sets of {self.rows}",
@@ -419,6 +463,12 @@ class Forward:
 def weighs(spec: NormSpec) -> bool:
     """Whether weights are read with the rows."""
     return (spec.has(WEIGHT) or spec.has(ADDED_BIAS)) and not spec.family.is_backward
+
+
+def bytes_of_weights(spec: NormSpec) -> int:
+    """Of the weight and the bias of a column."""
+    weights = ((WEIGHT, Element.GAMMA), (ADDED_BIAS, Element.BETA))
+    return sum(itemsize(spec, element) for given, element in weights if spec.has(given))
 
 
 def normalized(spec: NormSpec) -> str:

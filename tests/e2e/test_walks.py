@@ -1,4 +1,4 @@
-"""Forwards whose workgroups walk over rows, which are copied to shared memory before."""
+"""Forwards whose workgroups walk over rows, which may be copied to shared memory before."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ ONE = Forward(
 )
 OF_F32 = replace(ONE, vector=4, chunks=4)
 CLUSTER = replace(ONE, threads=96, cluster=4)
+STAGED = replace(CLUSTER, slots=1, stages_weights=True)  # rows are loaded
 
 
 def _spec(columns: int, dtype: str = "bf16", op: str = LAYER_NORM.name, **options: Any) -> NormSpec:
@@ -60,6 +61,28 @@ CASES = {
         replace(ONE, threads=32, chunks=3, cluster=2),
     ),
     "a cluster without a mean": (_spec(5001, op=RMS_NORM.name), CLUSTER),
+    "weights in shared memory": (_spec(5001), STAGED),
+    "... and rows that are copied": (_spec(5001), replace(STAGED, slots=2, packs=True)),
+    "... of accesses that divide a row": (
+        _spec(5002),
+        replace(STAGED, vector=2, chunks=8, walks=3, ahead=3),
+    ),
+    "... and read once more": (_spec(5001), replace(STAGED, rereads=True, ahead=8)),
+    "... with a residual": (_spec(5001, residual_dtype="bf16"), STAGED),
+    "... wider ones": (_spec(5001, weight_dtype="f32", has_bias=False), STAGED),
+    "... of one workgroup": (_spec(1001), replace(ONE, slots=1, stages_weights=True)),
+    "... of one without a mean": (
+        _spec(1001, op=RMS_NORM.name),
+        replace(ONE, slots=1, stages_weights=True),
+    ),
+    "... of several rows": (
+        _spec(203),
+        replace(ONE, rows=3, threads=32, chunks=1, walks=24, slots=1, stages_weights=True),
+    ),
+    "... of f32, without a mean": (
+        _spec(2045, "f32", op=RMS_NORM.name),
+        replace(OF_F32, cluster=2, threads=96, walks=4, slots=3, stages_weights=True),
+    ),
     "a cluster of f32": (_spec(2045, "f32"), replace(OF_F32, cluster=2, threads=96, walks=4)),
 }
 
@@ -74,12 +97,15 @@ def test_results_are_right(spec: NormSpec, how: Forward) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "how"), [(_spec(1001), ONE), (_spec(5001), CLUSTER)], ids=["alone", "cluster"]
+    ("spec", "how"),
+    [(_spec(1001), ONE), (_spec(5001), CLUSTER), (_spec(5001), STAGED)],
+    ids=["alone", "cluster", "weights in shared memory"],
 )
 def test_bits_are_those_without_a_walk(spec: NormSpec, how: Forward) -> None:
     call = matrix.random_call(spec, 29, random_generator())
     walking, alone = (
-        EmulatedNorm(built(spec, SM_90, one)[0]).run(call) for one in (how, replace(how, walks=0))
+        EmulatedNorm(built(spec, SM_90, one)[0]).run(call)
+        for one in (how, replace(how, walks=0, slots=1, stages_weights=False))
     )
     assert_same_bits(walking, alone)
 
@@ -120,6 +146,8 @@ def test_a_barrier_that_is_missing_is_found(spec: NormSpec, how: Forward) -> Non
     [
         (_spec(1001), ONE, "sm_80", "cp.async.bulk"),
         (_spec(1001), ONE, "sm_120", None),
+        (_spec(1001), replace(ONE, slots=1), "sm_80", None),
+        (_spec(1001, residual_dtype="bf16"), replace(ONE, slots=1), "sm_90", None),
         (
             _spec(1001, residual_dtype="bf16"),
             ONE,
@@ -147,9 +175,9 @@ def test_a_barrier_that_is_missing_is_found(spec: NormSpec, how: Forward) -> Non
         ),
         (
             _spec(1001),
-            replace(ONE, slots=1),
+            replace(ONE, walks=0, slots=1, stages_weights=True),
             "sm_90",
-            "workgroups walk over rows that come while others are there",
+            "weights stay in shared memory where workgroups walk over rows",
         ),
         (
             _spec(1000),

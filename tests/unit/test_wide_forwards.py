@@ -34,17 +34,26 @@ def wide_forwards() -> Iterator[tuple[NormSpec, Forward]]:
         yield from ((spec, choice(spec)) for spec in (plain, added, *gated))
 
 
-def is_f32_layer_norm(spec: NormSpec) -> bool:
-    return spec.family.centres and spec.dtype == "f32"
-
-
-def test_wide_forwards_read_whole_accesses_once() -> None:
-    """Layer norms of f32 were faster by narrower ones, which divide a row."""
+def test_wide_forwards_read_rows_once() -> None:
+    """Layer norms of 16 bits are faster by narrower accesses, where these divide a row."""
     for spec, one in wide_forwards():
         assert one.in_registers, spec
         assert one.cluster > 1, spec
-        is_whole = one.vector * DTYPES[spec.dtype].numpy.itemsize == 16
-        assert is_whole or (is_f32_layer_norm(spec) and spec.columns % one.vector == 0), spec
+        size = DTYPES[spec.dtype].numpy.itemsize
+        divides = spec.family.centres and size == 2 and spec.columns % one.vector == 0
+        assert one.vector * size == 16 or divides, spec
+
+
+def test_clusters_that_walk_fit_a_multiprocessor() -> None:
+    """Else some would begin when others end; and no GPU with clusters is left without a choice."""
+    walking = [(spec, one) for spec, one in wide_forwards() if one.walks]
+    assert len(walking) > 60
+    for spec, one in walking:
+        assert one.stages_weights or one.cluster == 2, spec
+        wanted = one.resident * (one.shared_bytes(spec, SM_90) + 1024)
+        assert wanted <= SM_90.shared_bytes + 1024, spec
+        at_once = H200.walkers(one.resident, one.cluster)
+        assert min(one.walks % at_once, -one.walks % at_once) < 8, spec
 
 
 def test_rows_ahead_fit_the_cache_beside_those_at_work() -> None:
@@ -55,8 +64,9 @@ def test_rows_ahead_fit_the_cache_beside_those_at_work() -> None:
     for spec, one in some:
         tensors = 1 + bool(spec.residual_dtype or spec.gate)
         row = tensors * spec.columns * DTYPES[spec.dtype].numpy.itemsize
-        assert one.ahead == H200.processors * one.resident // one.cluster
-        assert one.ahead * row < l2_bytes / 4, spec
+        at_once = H200.processors * one.resident // one.cluster
+        assert one.ahead == (one.walks or at_once)
+        assert min(one.ahead, at_once) * row < l2_bytes / 4, spec
 
 
 def test_wide_rows_are_shared_out_by_what_is_normalized() -> None:

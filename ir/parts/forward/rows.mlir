@@ -3,14 +3,10 @@
 // What a NormSpec and a Schedule decide.
 !x = bf16
 !residual = bf16
-!gamma = bf16
-!beta = bf16
 !acc = f32
 #takes_residual = true
 #gates_first = false
 #writes_output = true
-#scales = true
-#adds_bias = true
 #columns = 4096 : index
 #forward_columns = 4096 : index
 #forward_parts_alike = true
@@ -26,19 +22,13 @@
 #forward_residual_from = 0 : index
 !forward_x_rows = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
 !forward_residual_rows = memref<?x4096x!residual, #hal.descriptor_type<storage_buffer>>
-!gamma_row = memref<4096x!gamma, #hal.descriptor_type<storage_buffer>>
-!beta_row = memref<4096x!beta, #hal.descriptor_type<storage_buffer>>
 !forward_x_kept = memref<1x4096x!x, #gpu.address_space<workgroup>>
 !forward_residual_kept = memref<1x4096x!residual, #gpu.address_space<workgroup>>
 !forward_x = vector<8x!x>
 !forward_residual = vector<8x!residual>
-!forward_gamma = vector<8x!gamma>
-!forward_beta = vector<8x!beta>
 !forward_chunk = vector<8x!acc>
 !forward_x_held = memref<2x!forward_x, #gpu.address_space<private>>
 !forward_residual_held = memref<2x!forward_residual, #gpu.address_space<private>>
-!forward_gamma_held = memref<2x!forward_gamma, #gpu.address_space<private>>
-!forward_beta_held = memref<2x!forward_beta, #gpu.address_space<private>>
 !forward_held = memref<2x!forward_chunk, #gpu.address_space<private>>
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
 !forward_thread = vector<8xindex>
@@ -56,8 +46,6 @@ func.func private @join_all_of_x(!forward_x, index, !forward_x_held)
 func.func private @joined_of_residual(!forward_residual, index, index, !forward_residual_held) -> !forward_residual
 func.func private @stored_of_x(!forward_x, index, !forward_x_held) -> !forward_x
 func.func private @stored_of_residual(!forward_residual, index, !forward_residual_held) -> !forward_residual
-func.func private @columns_at_of_gamma(!forward_gamma, !gamma_row, index, index, index) -> !forward_gamma
-func.func private @columns_at_of_beta(!forward_beta, !beta_row, index, index, index) -> !forward_beta
 func.func private @put_of_residual(!forward_residual_rows, !forward_residual, index, index, index, index, i1, i1)
 func.func private @widen_of_x(!forward_x) -> !forward_chunk
 func.func private @widen_of_residual(!forward_residual) -> !forward_chunk
@@ -332,31 +320,6 @@ func.func private @reread(%x: !forward_x_rows, %residual: !forward_residual_rows
         : (!forward_x_rows, !forward_residual_rows, !forward_residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, index, i1, !forward_x_held, !forward_residual_held) -> ()
     func.call @take(%x_held, %residual_held, %again, %s, %x_kept, %residual_kept, %thread, %exists, %step, %values)
         : (!forward_x_held, !forward_residual_held, i1, !forward_residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, index, !forward_held) -> ()
-  }
-  return
-}
-
-// Loads the weights of a thread's chunk k of a step.
-func.func private @load_weights(%gamma: !gamma_row, %beta: !beta_row, %thread: !forward_thread, %step: index, %k: index, %gamma_held: !forward_gamma_held, %beta_held: !forward_beta_held) {
-  %part = func.call @my_part(%thread) : (!forward_thread) -> index
-  %c0 = arith.constant 0 : index
-  %no_gamma = arith.constant dense<0.0> : !forward_gamma
-  %no_beta = arith.constant dense<0.0> : !forward_beta
-  %scales = arith.constant #scales
-  %adds_bias = arith.constant #adds_bias
-  %col, %inside = func.call @column(%step, %k, %thread) : (index, index, !forward_thread) -> (index, i1)
-  %row = func.call @my_row(%thread) : (!forward_thread) -> index
-  %at = arith.addi %part, %col : index
-  %has_access = func.call @has_access(%row, %col, %at, %inside) : (index, index, index, i1) -> i1
-  %col_in = arith.select %has_access, %col, %c0 : index
-  %at_in = arith.addi %part, %col_in : index
-  scf.if %scales {
-    %gamma_k = func.call @columns_at_of_gamma(%no_gamma, %gamma, %row, %k, %at_in) : (!forward_gamma, !gamma_row, index, index, index) -> !forward_gamma
-    memref.store %gamma_k, %gamma_held[%k] : !forward_gamma_held
-  }
-  scf.if %adds_bias {
-    %beta_k = func.call @columns_at_of_beta(%no_beta, %beta, %row, %k, %at_in) : (!forward_beta, !beta_row, index, index, index) -> !forward_beta
-    memref.store %beta_k, %beta_held[%k] : !forward_beta_held
   }
   return
 }

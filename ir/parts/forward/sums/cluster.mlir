@@ -13,14 +13,15 @@
 #forward_vector = 8 : index
 #forward_threads = 256 : index
 #forward_warps = 8 : index
-!forward_exchange = memref<2x1x8x!acc, #gpu.address_space<workgroup>>
+!forward_exchange = memref<1x8x4x!acc, #gpu.address_space<workgroup>>
+!forward_sent = vector<4x!acc>
 !mbarriers = memref<2xi64, #gpu.address_space<workgroup>>
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
 !forward_thread = vector<8xindex>
 #forward_senders = 8 : index
 #forward_received = 1 : index
 #forward_walks = 0 : index
-#forward_sums = 4 : index  // of a subgroup
+#forward_bytes_of_sender = 16 : index
 
 func.func private @my_id(!forward_thread) -> index
 func.func private @my_round(!forward_thread) -> index
@@ -32,6 +33,7 @@ func.func private @my_t(!forward_thread) -> index
 func.func private @await(i32, i32)
 func.func private @of_rank(i32, i32) -> i32
 func.func private @send(i32, !acc, i32)
+func.func private @send_four(i32, !acc, !acc, !acc, !acc, i32)
 func.func private @chunk_count(index) -> index
 func.func private @lacking_columns(index) -> index
 // End of what is replaced.
@@ -66,18 +68,14 @@ func.func private @others_are_ready() {
   return
 }
 
-// What a subgroup's columns are centred by, some number near their mean, and their sum.
-func.func private @centre(%share: !acc, %exchange: !forward_exchange, %thread: !forward_thread) -> (!acc, !acc) {
+// What a subgroup's columns are centred by: some number near their mean.
+func.func private @centre(%share: !acc, %exchange: !forward_exchange, %thread: !forward_thread) -> !acc {
   %one = arith.constant 1.0 : !acc
-  %lanes = arith.constant #subgroup
-  %rank = func.call @my_rank(%thread) : (!forward_thread) -> index
-  %t = func.call @my_t(%thread) : (!forward_thread) -> index
-  %warp = arith.divui %t, %lanes : index
   %sum = gpu.subgroup_reduce add %share cluster(size = 32) : (!acc) -> !acc
-  %count = func.call @columns_of(%rank, %warp) : (index, index) -> !acc
+  %count = func.call @columns_of(%thread) : (!forward_thread) -> !acc
   %some = arith.maximumf %count, %one : !acc
   %mean_of_warp = arith.divf %sum, %some : !acc
-  return %mean_of_warp, %sum : !acc, !acc
+  return %mean_of_warp : !acc
 }
 
 // Whether subgroups are centred by numbers of their own: what is left of their sums is exchanged, too.
@@ -86,43 +84,30 @@ func.func private @merges() -> i1 {
   return %yes : i1
 }
 
-// A row's mean m, and the sum of its squares without m, for all threads of a cluster. Subgroup w has n_w
-// columns, their sum, and some number p_w near their mean. Without p_w, they sum up to r_w, and their squares
-// to q_w. For any p_w and m, what is asked for is the sum of q_w + (p_w - m) * (2 r_w + n_w (p_w - m)). So an
-// error of p_w or m enters squared, and one exchange is enough. Source: Chan, Golub, LeVeque, "Algorithms for
-// Computing the Sample Variance", The American Statistician 37(3), 1983. Where the mean is not subtracted, p_w
-// and m are zero.
-func.func private @statistics(%warp_sum: !acc, %p_own: !acc, %share_r: !acc, %share_q: !acc, %exchange: !forward_exchange, %mbarriers: !mbarriers, %thread: !forward_thread) -> (!acc, !acc) {
-  %rank = func.call @my_rank(%thread) : (!forward_thread) -> index
+// A row's mean m, and the sum of its squares without m, for all threads of a cluster. Subgroup w has n_w columns, and some
+// number p_w near their mean. Without p_w, they sum up to r_w, and their squares to q_w. For any p_w and m, what is asked
+// for is the sum of q_w + (p_w - m) * (2 r_w + n_w (p_w - m)). So an error of p_w or m enters squared, and one exchange is
+// enough. p_w is rounded once, so that m is as near as by sums. Source: Chan, Golub, LeVeque, "Algorithms for Computing
+// the Sample Variance", The American Statistician 37(3), 1983. Where the mean is not subtracted, p_w and m are zero.
+func.func private @statistics(%p_own: !acc, %share_r: !acc, %share_q: !acc, %exchange: !forward_exchange, %mbarriers: !mbarriers, %thread: !forward_thread) -> (!acc, !acc) {
   %t = func.call @my_t(%thread) : (!forward_thread) -> index
   %c0 = arith.constant 0 : index
   %c1 = arith.constant 1 : index
   %c2 = arith.constant 2 : index
-  %c3 = arith.constant 3 : index
   // In a walk, one row's sums and the next one's have places of their own. Who sends the next but one's has all of the
   // next one's, and nobody sends these before it has read what came before.
   %walk = arith.constant #forward_walks
   %walks = arith.cmpi ne, %walk, %c0 : index
-  %sums = arith.constant #forward_sums
   %round = func.call @my_round(%thread) : (!forward_thread) -> index
   %turn = arith.remui %round, %c2 : index
   %turns_before = arith.divui %round, %c2 : index
   %phase = arith.remui %turns_before, %c2 : index
   %parity = arith.index_castui %phase : index to i32
-  %b0 = arith.muli %turn, %sums : index
-  %b1 = arith.addi %b0, %c1 : index
-  %b2 = arith.addi %b0, %c2 : index
-  %b3 = arith.addi %b0, %c3 : index
-  %lanes = arith.constant #subgroup
-  %warps = arith.constant #forward_warps
   %received = arith.constant #forward_received
   %centres = arith.constant #centres
   %zero = arith.constant 0.0 : !acc
   %two = arith.constant 2.0 : !acc
   %inv_n = arith.constant #inv_n
-  %lane = arith.remui %t, %lanes : index
-  %warp = arith.divui %t, %lanes : index
-  %warp_q = gpu.subgroup_reduce add %share_q cluster(size = 32) : (!acc) -> !acc
   %mbarrier = func.call @mbarrier(%mbarriers, %turn) : (!mbarriers, index) -> i32
   %id = func.call @my_id(%thread) : (!forward_thread) -> index
   %is_zero = arith.cmpi eq, %id, %c0 : index
@@ -131,23 +116,20 @@ func.func private @statistics(%warp_sum: !acc, %p_own: !acc, %share_r: !acc, %sh
     %sent_bytes = arith.constant #forward_sent_bytes
     func.call @expect(%mbarrier, %sent_bytes) : (i32, i32) -> ()
   }
-  func.call @send_sum(%exchange, %mbarrier, %b0, %rank, %warp, %lane, %warp_q)
-      : (!forward_exchange, i32, index, index, index, index, !acc) -> ()
-  scf.if %centres {
-    %warp_r = gpu.subgroup_reduce add %share_r cluster(size = 32) : (!acc) -> !acc
-    func.call @send_sum(%exchange, %mbarrier, %b1, %rank, %warp, %lane, %warp_sum)
-        : (!forward_exchange, i32, index, index, index, index, !acc) -> ()
-    func.call @send_sum(%exchange, %mbarrier, %b2, %rank, %warp, %lane, %p_own)
-        : (!forward_exchange, i32, index, index, index, index, !acc) -> ()
-    func.call @send_sum(%exchange, %mbarrier, %b3, %rank, %warp, %lane, %warp_r)
-        : (!forward_exchange, i32, index, index, index, index, !acc) -> ()
+  %warp_q = gpu.subgroup_reduce add %share_q cluster(size = 32) : (!acc) -> !acc
+  %warp_r = scf.if %centres -> !acc {
+    %sum_r = gpu.subgroup_reduce add %share_r cluster(size = 32) : (!acc) -> !acc
+    scf.yield %sum_r : !acc
+  } else {
+    scf.yield %zero : !acc
   }
+  func.call @send_sums(%exchange, %mbarrier, %turn, %warp_q, %warp_r, %p_own, %thread)
+      : (!forward_exchange, i32, index, !acc, !acc, !acc, !forward_thread) -> ()
   func.call @await(%mbarrier, %parity) : (i32, i32) -> ()
   %mean = scf.if %centres -> !acc {
     %lane_sum = scf.for %number = %c0 to %received step %c1 iter_args(%before = %zero) -> (!acc) {
-      %which, %there = func.call @sender(%number, %t) : (index, index) -> (index, i1)
-      %sum = memref.load %exchange[%b1, %c0, %which] : !forward_exchange
-      %more = arith.addf %before, %sum : !acc
+      %q, %r, %p, %n, %there = func.call @received_sums(%exchange, %turn, %number, %t) : (!forward_exchange, index, index, index) -> (!acc, !acc, !acc, !acc, i1)
+      %more = math.fma %n, %p, %before : !acc
       %after = arith.select %there, %more, %before : !acc
       scf.yield %after : !acc
     } {llvm.loop_annotation = #unrolled}
@@ -158,14 +140,8 @@ func.func private @statistics(%warp_sum: !acc, %p_own: !acc, %share_r: !acc, %sh
     scf.yield %zero : !acc
   }
   %lane_squares = scf.for %number = %c0 to %received step %c1 iter_args(%before = %zero) -> (!acc) {
-    %which, %there = func.call @sender(%number, %t) : (index, index) -> (index, i1)
-    %q = memref.load %exchange[%b0, %c0, %which] : !forward_exchange
+    %q, %r, %p, %n, %there = func.call @received_sums(%exchange, %turn, %number, %t) : (!forward_exchange, index, index, index) -> (!acc, !acc, !acc, !acc, i1)
     %squares = scf.if %centres -> !acc {
-      %p = memref.load %exchange[%b2, %c0, %which] : !forward_exchange
-      %r = memref.load %exchange[%b3, %c0, %which] : !forward_exchange
-      %its_rank = arith.divui %which, %warps : index
-      %its_warp = arith.remui %which, %warps : index
-      %n = func.call @columns_of(%its_rank, %its_warp) : (index, index) -> !acc
       %off = arith.subf %p, %mean : !acc
       %twice_r = arith.mulf %two, %r : !acc
       %slope = math.fma %n, %off, %twice_r : !acc
@@ -182,17 +158,22 @@ func.func private @statistics(%warp_sum: !acc, %p_own: !acc, %share_r: !acc, %sh
   return %mean, %row_squares : !acc, !acc
 }
 
-// A subgroup's sum for the workgroups of its cluster: lane r sends it to that of rank r.
-func.func private @send_sum(%exchange: !forward_exchange, %mbarrier: i32, %buffer: index, %rank: index, %warp: index, %lane: index, %sum: !acc) {
+// A subgroup's sums for the workgroups of its cluster: lane r sends them to that of rank r.
+func.func private @send_sums(%exchange: !forward_exchange, %mbarrier: i32, %turn: index, %q: !acc, %r: !acc, %p: !acc, %thread: !forward_thread) {
+  %rank = func.call @my_rank(%thread) : (!forward_thread) -> index
+  %t = func.call @my_t(%thread) : (!forward_thread) -> index
+  %lanes = arith.constant #subgroup
+  %lane = arith.remui %t, %lanes : index
+  %warp = arith.divui %t, %lanes : index
   %cluster = arith.constant #forward_cluster
-  %warps = arith.constant #forward_warps
-  %bytes = arith.constant 4 : index
   %there = arith.cmpi ult, %lane, %cluster : index
   scf.if %there {
-    %all_warps = arith.muli %cluster, %warps : index
-    %buffers_before = arith.muli %buffer, %all_warps : index
+    %warps = arith.constant #forward_warps
+    %senders = arith.constant #forward_senders
+    %bytes = arith.constant #forward_bytes_of_sender
+    %turns_before = arith.muli %turn, %senders : index
     %ranks_before = arith.muli %rank, %warps : index
-    %before = arith.addi %buffers_before, %ranks_before : index
+    %before = arith.addi %turns_before, %ranks_before : index
     %which = arith.addi %before, %warp : index
     %offset = arith.muli %which, %bytes : index
     %base = memref.extract_aligned_pointer_as_index %exchange : !forward_exchange -> index
@@ -201,26 +182,45 @@ func.func private @send_sum(%exchange: !forward_exchange, %mbarrier: i32, %buffe
     %lane_i32 = arith.index_castui %lane : index to i32
     %theirs = func.call @of_rank(%mine_i32, %lane_i32) : (i32, i32) -> i32
     %their_mbarrier = func.call @of_rank(%mbarrier, %lane_i32) : (i32, i32) -> i32
-    func.call @send(%theirs, %sum, %their_mbarrier) : (i32, !acc, i32) -> ()
+    %centres = arith.constant #centres
+    scf.if %centres {
+      %n = func.call @columns_of(%thread) : (!forward_thread) -> !acc
+      func.call @send_four(%theirs, %q, %r, %p, %n, %their_mbarrier) : (i32, !acc, !acc, !acc, !acc, i32) -> ()
+    } else {
+      func.call @send(%theirs, %q, %their_mbarrier) : (i32, !acc, i32) -> ()
+    }
   }
   return
 }
 
-// The subgroup of a cluster whose sums a lane reads as those of a number, and whether there is one.
-func.func private @sender(%number: index, %t: index) -> (index, i1) {
+// What came from the subgroup whose sums a lane reads as those of a number, and whether there is one. Without a mean, that is
+// the sum of squares alone.
+func.func private @received_sums(%exchange: !forward_exchange, %turn: index, %number: index, %t: index) -> (!acc, !acc, !acc, !acc, i1) {
   %c0 = arith.constant 0 : index
   %lanes = arith.constant #subgroup
   %senders = arith.constant #forward_senders
+  %centres = arith.constant #centres
+  %zero = arith.constant 0.0 : !acc
   %lane = arith.remui %t, %lanes : index
   %before = arith.muli %number, %lanes : index
   %which = arith.addi %before, %lane : index
   %there = arith.cmpi ult, %which, %senders : index
   %which_in = arith.select %there, %which, %c0 : index
-  return %which_in, %there : index, i1
+  %q, %r, %p, %n = scf.if %centres -> (!acc, !acc, !acc, !acc) {
+    %sent = vector.load %exchange[%turn, %which_in, %c0] : !forward_exchange, !forward_sent
+    %q_sent, %r_sent, %p_sent, %n_sent = vector.to_elements %sent : !forward_sent
+    scf.yield %q_sent, %r_sent, %p_sent, %n_sent : !acc, !acc, !acc, !acc
+  } else {
+    %q_sent = memref.load %exchange[%turn, %which_in, %c0] : !forward_exchange
+    scf.yield %q_sent, %zero, %zero, %zero : !acc, !acc, !acc, !acc
+  }
+  return %q, %r, %p, %n, %there : !acc, !acc, !acc, !acc, i1
 }
 
-// How many columns a subgroup has, of the workgroup of that rank.
-func.func private @columns_of(%rank: index, %warp: index) -> !acc {
+// How many columns a thread's subgroup has.
+func.func private @columns_of(%thread: !forward_thread) -> !acc {
+  %rank = func.call @my_rank(%thread) : (!forward_thread) -> index
+  %t = func.call @my_t(%thread) : (!forward_thread) -> index
   %c0 = arith.constant 0 : index
   %c1 = arith.constant 1 : index
   %all = arith.constant #columns
@@ -231,6 +231,7 @@ func.func private @columns_of(%rank: index, %warp: index) -> !acc {
   %v = arith.constant #forward_vector
   %t_count = arith.constant #forward_threads
   %lanes = arith.constant #subgroup
+  %warp = arith.divui %t, %lanes : index
   %chunks = func.call @chunk_count(%n) : (index) -> index
   %of_all = arith.divui %chunks, %t_count : index
   %left = arith.remui %chunks, %t_count : index

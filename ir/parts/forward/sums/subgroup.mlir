@@ -23,13 +23,13 @@ func.func private @total(%share: !acc, %exchange: !forward_exchange, %buffer: in
   return %warp_sum : !acc
 }
 
-// What a row is centred by, its mean, and its sum.
-func.func private @centre(%share: !acc, %exchange: !forward_exchange, %thread: !forward_thread) -> (!acc, !acc) {
+// What a row is centred by: its mean.
+func.func private @centre(%share: !acc, %exchange: !forward_exchange, %thread: !forward_thread) -> !acc {
   %c0 = arith.constant 0 : index
   %inv_n = arith.constant #inv_n
   %sum = func.call @total(%share, %exchange, %c0, %thread) : (!acc, !forward_exchange, index, !forward_thread) -> !acc
   %mean = arith.mulf %sum, %inv_n : !acc
-  return %mean, %sum : !acc, !acc
+  return %mean : !acc
 }
 
 // The variance is about that mean: nothing is merged.
@@ -39,7 +39,7 @@ func.func private @merges() -> i1 {
 }
 
 // A row's mean, and the sum of its squares without it.
-func.func private @statistics(%own_sum: !acc, %centre: !acc, %share_centred: !acc, %share_squares: !acc, %exchange: !forward_exchange, %mbarriers: !mbarriers, %thread: !forward_thread) -> (!acc, !acc) {
+func.func private @statistics(%centre: !acc, %share_centred: !acc, %share_squares: !acc, %exchange: !forward_exchange, %mbarriers: !mbarriers, %thread: !forward_thread) -> (!acc, !acc) {
   %c1 = arith.constant 1 : index
   %squares = func.call @total(%share_squares, %exchange, %c1, %thread) : (!acc, !forward_exchange, index, !forward_thread) -> !acc
   return %centre, %squares : !acc, !acc
