@@ -29,6 +29,7 @@ _MORE_ELEMENTS = {True: (32, 28, 24), False: (20, 24, 28, 32)}
 # Likewise, of 16 bits with a mean: from so many columns on, accesses divide a row, if they have
 # several elements. So nothing is cut.
 _LEAST_OF_DIVIDED = 24_000
+_LEAST_OF_EIGHT = 19_000  # columns of f32 with a mean, in accesses of 16 bytes, for clusters of 8
 _LEAST_PACKED = 100_000  # columns of 16 bits with a mean, which stay narrow
 _LEAST_OF_LARGER = 22_500  # columns of 16 bits that begin anywhere, for clusters of more than two
 _IDLE = 1.1  # columns that threads cover, to the fewest, up to which the largest cluster is taken
@@ -55,7 +56,8 @@ def choose_clustered(spec: NormSpec, target: Target, product: Product) -> Forwar
     if spec.columns <= _MOST_ALONE.get(size, spec.columns) or not target.has_clusters:
         return None
     for vector, threads in itertools.product(_vectors(spec), _THREADS):
-        clusters = (2,) if _is_in_two(spec, vector) else _CLUSTERS
+        most = _most_of_cluster(spec, vector)
+        clusters = [cluster for cluster in _CLUSTERS if cluster <= most]
         ways = [w for cluster in clusters if (w := _way(spec, target, vector, cluster, threads))]
         if ways:
             way = _of_few_idle(ways) if _covers_most(spec) else _of_most_at_once(spec, target, ways)
@@ -72,11 +74,15 @@ def _vectors(spec: NormSpec) -> tuple[int, ...]:
     return (whole,) if is_narrow and spec.family.centres and divides else (widest, whole)
 
 
-def _is_in_two(spec: NormSpec, vector: int) -> bool:
-    """Whether rows are best shared by two workgroups, which copy them."""
-    is_narrow = bytes_of(normalized(spec)) < WORD_BYTES
-    is_shifted = spec.columns % vector != 0 and spec.columns < _LEAST_OF_LARGER
-    return is_narrow and spec.family.centres and is_shifted
+def _most_of_cluster(spec: NormSpec, vector: int) -> int:
+    """The most workgroups that share a row with a mean. Two copy rows that begin anywhere."""
+    is_narrow, is_shifted = bytes_of(normalized(spec)) < WORD_BYTES, spec.columns % vector != 0
+    if not spec.family.centres:
+        return _CLUSTERS[-1]
+    if is_narrow and is_shifted and spec.columns < _LEAST_OF_LARGER:
+        return 2
+    is_f32 = not is_narrow and not is_shifted
+    return 4 if is_f32 and spec.columns < _LEAST_OF_EIGHT else _CLUSTERS[-1]
 
 
 def _has_more(spec: NormSpec) -> bool:

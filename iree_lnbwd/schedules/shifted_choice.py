@@ -37,6 +37,10 @@ _BUSY_WALKS, _BUSY_PAIR = {2: 512, 4: 256}, {2: 640, 4: 256}
 # the ceiling to 92. Where several have one, and threads few elements, more are at once, if the
 # cache has room: 1163 columns went from 76 to 79. From 404 schedules of 20 widths, 713 to 3601.
 _SUBGROUPS_OF_WALKS = 8
+# Where a workgroup of 16 bits has one row, and such threads leave room for two of them or more, the
+# weights wait in shared memory: 10629 columns in bf16 went from 83 % of the ceiling to 88, 2469
+# from 85 to 87. From 361 schedules of 11 widths.
+_BUSY_STAGED, _BUSY_STAGED_PAIR, _STAGED_SLOTS = 640, 704, 3
 _LIGHT_ELEMENTS, _BUSY_LIGHT_WALKS = 24, 640
 _FREE_THREADS = 512  # at once, up to which registers have room for a row in two alignments
 _FREE_ROW_THREADS = 480  # and a workgroup has fewer than that
@@ -114,6 +118,10 @@ def _walking(one: Forward, spec: NormSpec, target: Target, product: Product) -> 
         return None
     rows = _SUBGROUPS_OF_WALKS if in_subgroups else one.rows
     threads = rows * one.threads
+    if size < WORD_BYTES and rows == one.cluster == 1:
+        staged = _staged(one, spec, target, product)
+        if staged is not None:
+            return staged
     is_pair = one.cluster > 1 or 2 * threads <= _BUSY_PAIR[size]
     usual = max(_BUSY_WALKS[size] // threads, 2 if is_pair else 1)
     is_light = rows > 1 and not in_subgroups and one.chunks * one.vector <= _LIGHT_ELEMENTS
@@ -139,6 +147,25 @@ def _walking(one: Forward, spec: NormSpec, target: Target, product: Product) -> 
         if has_room and way.illegal(spec, target) is None:
             return way
     return None
+
+
+def _staged(one: Forward, spec: NormSpec, target: Target, product: Product) -> Forward | None:
+    """The same, with weights in shared memory; None where there is no room for two workgroups."""
+    is_pair = 2 * one.threads <= _BUSY_STAGED_PAIR
+    resident = max(_BUSY_STAGED // one.threads, 2 if is_pair else 1)
+    way = replace(
+        one,
+        early=True,
+        packs=True,
+        resident=resident,
+        rereads=False,
+        walks=alike(product.walkers(resident, 1), spec.columns, one.vector),
+        slots=_STAGED_SLOTS,
+        stages_weights=True,
+    )
+    wanted = resident * (way.shared_bytes(spec, target) + RESERVED_BYTES)
+    has_room = resident > 1 and wanted <= target.shared_bytes + RESERVED_BYTES
+    return way if has_room and way.illegal(spec, target) is None else None
 
 
 def _is_worth_it(spec: NormSpec, target: Target, size: int) -> bool:
