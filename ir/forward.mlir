@@ -24,8 +24,9 @@
 // sums of a row have the same order in both.
 //
 // Or workgroups walk (#forward_walks): they have one set of rows after the other, all of which begin at the same place of
-// an access. Then weights that must be cut are cut once. Registers keep them, and have room for fewer rows; so the rows
-// that come next are copied into shared memory meanwhile (parts/forward/copies.mlir).
+// an access. Then weights are read once, and cut once, if they must be. Registers keep them, and have room for fewer rows,
+// or they wait in shared memory (parts/forward/weights.mlir). The rows that come next may be copied into shared memory
+// meanwhile (parts/forward/copies.mlir).
 
 // What a NormSpec and a Schedule decide. These lines are replaced; the rest changes only by the rules
 // of README.md.

@@ -38,8 +38,8 @@ _BUSY_WALKS, _BUSY_PAIR = {2: 512, 4: 256}, {2: 640, 4: 256}
 # cache has room: 1163 columns went from 76 to 79. From 404 schedules of 20 widths, 713 to 3601.
 _SUBGROUPS_OF_WALKS = 8
 # Where a workgroup of 16 bits has one row, and such threads leave room for two of them or more, the
-# weights wait in shared memory: 10629 columns in bf16 went from 83 % of the ceiling to 88, 2469
-# from 85 to 87. From 361 schedules of 11 widths.
+# weights wait in shared memory: 10629 columns in bf16 went from 83 % of the ceiling to 88. From 361
+# schedules of 11 widths.
 _BUSY_STAGED, _BUSY_STAGED_PAIR, _STAGED_SLOTS = 640, 704, 3
 _LIGHT_ELEMENTS, _BUSY_LIGHT_WALKS = 24, 640
 _FREE_THREADS = 512  # at once, up to which registers have room for a row in two alignments
