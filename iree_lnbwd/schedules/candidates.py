@@ -290,14 +290,17 @@ def _forwards(spec: NormSpec, target: Target, chosen: Forward) -> Iterator[Forwa
     ):
         step = rows * fill * spec.columns
         walkers = chosen.walks * resident // (chosen.resident * rows * fill)
+        walked = rows * fill * alike(walkers, step, chosen.vector) if walks else 0
+        ahead = chosen.ahead * resident // chosen.resident
         one = replace(
             chosen,
             rows=rows * fill,
             resident=resident,
-            ahead=chosen.ahead * resident // chosen.resident,
+            ahead=walked if walks and ahead else ahead,
             early=chosen.early != swaps_early,
             rereads=chosen.rereads != swaps_rereads,
-            walks=rows * fill * alike(walkers, step, chosen.vector) if walks else 0,
+            walks=walked,
+            stages_weights=walks and chosen.stages_weights,
         )
         if one.rows * one.threads * resident > MOST_BUSY and resident > 1:
             continue

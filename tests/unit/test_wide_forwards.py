@@ -95,3 +95,15 @@ def test_candidates_fetch_as_many_rows_ahead_as_they_have_at_once() -> None:
         assert isinstance(one, Forward)
         assert one.ahead == chosen.ahead * one.resident // chosen.resident
         assert candidates.shares_out_alike(one, chosen)
+
+
+def test_candidates_walk_and_do_not() -> None:
+    """Those that walk fetch the next row of their walk, and keep the weights where it is chosen."""
+    spec = NormSpec((24035,), "bf16", op=LAYER_NORM.name, eps=1e-5)
+    chosen = choice(spec)
+    assert chosen.stages_weights
+    found = [one for one in candidates.forwards(spec, SM_90, H200) if isinstance(one, Forward)]
+    assert {one.walks > 0 for one in found} == {False, True}
+    for one in found:
+        assert one.stages_weights == (one.walks > 0)
+        assert not one.walks or one.ahead == one.walks
