@@ -75,7 +75,7 @@ def _vectors(spec: NormSpec) -> tuple[int, ...]:
 
 
 def _most_of_cluster(spec: NormSpec, vector: int) -> int:
-    """The most workgroups that share a row with a mean. Two copy rows that begin anywhere."""
+    """The most workgroups that may share a row: two, where 16 bits with a mean are copied."""
     is_narrow, is_shifted = bytes_of(normalized(spec)) < WORD_BYTES, spec.columns % vector != 0
     if not spec.family.centres:
         return _CLUSTERS[-1]

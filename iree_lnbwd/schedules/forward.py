@@ -22,6 +22,7 @@ from iree_lnbwd.schedules.ir_types import (
 )
 from iree_lnbwd.schedules.rules import (
     FEWEST_THREADS,
+    RESERVED_BYTES,
     Rule,
     cluster_rules,
     first_broken,
@@ -343,6 +344,12 @@ class Forward:
             # Threads without a chunk are there, too: those of other workgroups may have more.
             "#forward_last_edge": f"{max(of_thread[2], self.chunks - 1)} : index",
         }
+
+    def fits(self, spec: NormSpec, target: Target) -> bool:
+        """Whether it is legal, and a multiprocessor has room in shared memory for ``resident``."""
+        wanted = self.resident * (self.shared_bytes(spec, target) + RESERVED_BYTES)
+        has_room = wanted <= target.shared_bytes + RESERVED_BYTES
+        return has_room and self.illegal(spec, target) is None
 
     def illegal(self, spec: NormSpec, target: Target) -> str | None:
         """Why it cannot be compiled for a spec and a target; None where it can."""

@@ -11,7 +11,7 @@ from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.elements import widest_access, widest_vector
 from iree_lnbwd.schedules.forward import WORD_BYTES, Forward, bytes_of, normalized, weighs
 from iree_lnbwd.schedules.ir_types import itemsize
-from iree_lnbwd.schedules.rules import RESERVED_BYTES, alike, own_columns
+from iree_lnbwd.schedules.rules import alike, own_columns
 
 # From 1317 schedules of 44 widths from 67 to 98277, on an H200.
 _LEAST_COLUMNS = 64
@@ -139,12 +139,9 @@ def _walking(one: Forward, spec: NormSpec, target: Target, product: Product) -> 
             walks=rows * workgroups,
             slots=slots,
         )
-        wanted = resident * (way.shared_bytes(spec, target) + RESERVED_BYTES)
         at_once = slots * way.walks * spec.columns * size
         is_least = resident == 1 or (resident == usual and slots == _SLOTS[size][-1])
-        fits_cache = is_least or at_once <= _MOST_AT_ONCE
-        has_room = wanted <= target.shared_bytes + RESERVED_BYTES and fits_cache
-        if has_room and way.illegal(spec, target) is None:
+        if (is_least or at_once <= _MOST_AT_ONCE) and way.fits(spec, target):
             return way
     return None
 
@@ -163,9 +160,7 @@ def _staged(one: Forward, spec: NormSpec, target: Target, product: Product) -> F
         slots=_STAGED_SLOTS,
         stages_weights=True,
     )
-    wanted = resident * (way.shared_bytes(spec, target) + RESERVED_BYTES)
-    has_room = resident > 1 and wanted <= target.shared_bytes + RESERVED_BYTES
-    return way if has_room and way.illegal(spec, target) is None else None
+    return way if resident > 1 and way.fits(spec, target) else None
 
 
 def _is_worth_it(spec: NormSpec, target: Target, size: int) -> bool:

@@ -12,9 +12,9 @@ from iree_lnbwd.hardware.products import Product
 from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.operands import RESIDUAL
 from iree_lnbwd.ops.spec import NormSpec
-from iree_lnbwd.schedules.elements import widest_vector
+from iree_lnbwd.schedules.elements import widest_access, widest_vector
 from iree_lnbwd.schedules.forward import WORD_BYTES, Forward, bytes_of, normalized, weighs
-from iree_lnbwd.schedules.rules import RESERVED_BYTES, alike
+from iree_lnbwd.schedules.rules import alike
 
 _LINE_BYTES = 128
 _REGISTER_FILE = 1 << 16  # of the H200's multiprocessor
@@ -58,6 +58,12 @@ _STAGED = _Walk(896, 128_000)
 _NARROW_RMS = _Walk(1024, 96_000, slots=(3,), waves=2, packs=True)
 _F32_RMS = _Walk(736, 56_000, slots=(4, 3))
 _ANY = 1 << 31
+_ODD_F32 = (
+    (range(92_000), _STAGED),
+    (range(92_000, _ANY), replace(_CUT, row_bytes=64_000, waves=3)),
+)
+_ODD_NARROW_RMS = ((range(58_000, 116_000), _NARROW_RMS),)
+_ODD_F32_RMS = ((range(50_000, 116_000), _F32_RMS),)
 _WALKS: dict[tuple[bool, int, str], tuple[tuple[range, _Walk], ...]] = {
     (True, 2, "whole"): ((range(60_000, 81_000), replace(_COPIED, packs=False)),),
     (True, 2, "divided"): ((range(24_000), _COPIED), (range(24_000, _ANY), _PAIRS)),
@@ -66,18 +72,12 @@ _WALKS: dict[tuple[bool, int, str], tuple[tuple[range, _Walk], ...]] = {
         (range(30_000, 90_000), replace(_STAGED, row_bytes=90_000, least_bytes=70_000)),
         (range(90_000, 100_000), replace(_STAGED, fetches=True)),
     ),
-    (True, 4, "divided"): (
-        (range(92_000), _STAGED),
-        (range(92_000, _ANY), replace(_CUT, row_bytes=64_000, waves=3)),
-    ),
-    (False, 2, "divided"): ((range(58_000, 116_000), _NARROW_RMS),),
-    (False, 4, "divided"): ((range(50_000, 116_000), _F32_RMS),),
-}
-# Where nothing is said, rows of odd widths are as those of even ones.
-_WALKS |= {
-    (centres, size, "cut"): _WALKS.get((centres, size, "cut"), walks)
-    for (centres, size, kind), walks in list(_WALKS.items())
-    if kind == "divided"
+    (True, 4, "divided"): _ODD_F32,
+    (True, 4, "cut"): _ODD_F32,
+    (False, 2, "divided"): _ODD_NARROW_RMS,
+    (False, 2, "cut"): _ODD_NARROW_RMS,
+    (False, 4, "divided"): _ODD_F32_RMS,
+    (False, 4, "cut"): _ODD_F32_RMS,
 }
 
 
@@ -108,9 +108,7 @@ def walk_over(way: Forward, spec: NormSpec, target: Target, product: Product) ->
                 stages_weights=True,
                 ahead=clusters if walk.fetches and not two else 0,
             )
-            wanted = resident * (one.shared_bytes(spec, target) + RESERVED_BYTES)
-            has_room = wanted <= target.shared_bytes + RESERVED_BYTES
-            if has_room and one.illegal(spec, target) is None:
+            if one.fits(spec, target):
                 return one
     return None
 
@@ -128,10 +126,10 @@ def _walk(spec: NormSpec) -> _Walk | None:
     Copies of rows that all begin with a line of memory are slow: 72000 columns in bf16 have 65 % of
     the ceiling with them, and 86 without; 80008 have 86 and 77 (H200).
     """
-    size = bytes_of(normalized(spec))
-    vector = widest_vector(spec.columns, (normalized(spec),))
-    is_whole = vector * size > 2 * WORD_BYTES
-    kind = "whole" if is_whole else "divided" if vector > 1 else "cut"
+    size, dtypes = bytes_of(normalized(spec)), (normalized(spec),)
+    vector = widest_vector(spec.columns, dtypes)
+    kind = "divided" if vector > 1 else "cut"
+    kind = "whole" if vector == widest_access(dtypes) else kind
     walks = _WALKS.get((spec.family.centres, size, kind), ())
     found = next((walk for columns, walk in walks if spec.columns in columns), None)
     begins_lines = spec.columns * size % _LINE_BYTES == 0
