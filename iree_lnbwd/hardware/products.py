@@ -24,7 +24,8 @@ class Product:
         l2_bytes: Bytes of the L2 cache; if a GPU has several, of the one that a processor uses.
         stands_for_target: Schedules are made for it if only the target is named.
         schedules_from: Name of a product, of this or another target, whose measured schedules serve
-            where this one has none of its own (`iree_lnbwd.schedules.measured_files.serving`).
+            where this one has none of its own (`iree_lnbwd.schedules.measured_files.serving`). That
+            one may have others from a third.
     """
 
     name: str
@@ -65,18 +66,33 @@ _FILLED = (10, 11)
 #
 # Where schedules come from another product: the H100 has the H200's processors; with its schedules
 # it reached 88 to 96 % of its own ceiling, in eight cells that were timed once. The B200 and B300
-# have the registers and the shared memory of both, and more processors; neither was measured. Other
-# GPUs have less shared memory than many of the H200's schedules need.
+# have the registers and the shared memory of both, and more processors; neither was measured. Nor
+# was any GPU of sm_80 to sm_89. An H200 that runs sm_80's code stands in for them: legal there are
+# its schedules that need no more than such a GPU has. Those GPUs have 0.2 to 0.6 times its
+# bandwidth for each processor.
 PRODUCTS: Mapping[str, Product] = MappingProxyType(
     {
         product.name: product
         for product in (
             Product("t4", "sm_75", 40, 4 * _MIB, stands_for_target=True),
-            Product("a100", "sm_80", 108, 40 * _MIB, stands_for_target=True),
-            Product("rtx3090", "sm_86", 82, 6 * _MIB, stands_for_target=True),
-            Product("rtx4090", "sm_89", 128, 72 * _MIB, stands_for_target=True),
-            Product("l4", "sm_89", 58, 48 * _MIB),
-            Product("l40s", "sm_89", 142, 96 * _MIB),
+            Product(
+                *("a100", "sm_80", 108, 40 * _MIB),
+                stands_for_target=True,
+                schedules_from="h200_as_sm_80",
+            ),
+            Product("h200_as_sm_80", "sm_80", 132, 50 * _MIB, schedules_from="h200"),
+            Product(
+                *("rtx3090", "sm_86", 82, 6 * _MIB),
+                stands_for_target=True,
+                schedules_from="h200_as_sm_80",
+            ),
+            Product(
+                *("rtx4090", "sm_89", 128, 72 * _MIB),
+                stands_for_target=True,
+                schedules_from="h200_as_sm_80",
+            ),
+            Product("l4", "sm_89", 58, 48 * _MIB, schedules_from="h200_as_sm_80"),
+            Product("l40s", "sm_89", 142, 96 * _MIB, schedules_from="h200_as_sm_80"),
             # SXM5; the PCIe card has 114 processors.
             Product("h100", "sm_90", 132, 50 * _MIB, schedules_from="h200"),
             # The L2 cache is the H100's, which schedules have been made with so far; drivers of an

@@ -31,7 +31,6 @@ from iree_lnbwd.schedules.one_pass import AHEAD_OF_LATER_SUMS, OnePass
 from iree_lnbwd.schedules.posted_choice import Way, fitting
 from iree_lnbwd.schedules.rules import (
     MOST_BUSY,
-    RESERVED_BYTES,
     alike,
     rows_of_a_subgroup,
     touched_columns,
@@ -172,15 +171,14 @@ def one_pass(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePa
                     x_later=x_later,
                     loads_late=late,
                 )
-                shared = (one.shared_bytes(spec, target) + RESERVED_BYTES) * resident
                 useless = (
-                    (bulk and slots == 1 and _has_room(one, spec, target))
+                    (bulk and slots == 1 and _holds_another(one, spec, target))
                     or (x_later and replace(one, x_later=False).illegal(spec, target) is None)
                     or (rereads and elements < _REREADS)
                     or (one.in_place and not rereads)
                     or (one.widens_weight and slots > 0 and spec.gamma_dtype == spec.acc_dtype)
                 )
-                if useless or shared > target.shared_bytes + RESERVED_BYTES * (resident == 1):
+                if useless or not one.has_room(spec, target):
                     continue
                 if one.registers(spec, target) > _SPILLS * one.registers_available(target):
                     continue
@@ -188,7 +186,7 @@ def one_pass(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePa
                     yield with_finalize(one, spec, target, product)
 
 
-def _has_room(one: OnePass, spec: NormSpec, target: Target) -> bool:
+def _holds_another(one: OnePass, spec: NormSpec, target: Target) -> bool:
     """Whether shared memory could hold another row."""
     more = replace(one, ahead=one.ahead + 1, slots=one.slots + 1, x_later=False)
     return more.illegal(spec, target) is None

@@ -214,7 +214,7 @@ def measured(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePa
     """Schedules that were measured as the fastest of this width."""
     known = serving(product)
     for kind in _kinds(spec):
-        if kind in known and _holds_gate(known[kind], kind, spec, target):
+        if kind in known and _fits(known[kind], kind, spec, target):
             yield known[kind]
 
 
@@ -222,15 +222,18 @@ def nearby(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePass
     """Those that were measured as the fastest of widths near it, fitted to it."""
     for kind in _kinds(spec):
         for one in fitted(spec, target, serving(product), shares(product), kind):
-            if _holds_gate(one, kind, spec, target):
+            if _fits(one, kind, spec, target):
                 yield one
 
 
-def _holds_gate(one: OnePass, kind: Key, spec: NormSpec, target: Target) -> bool:
-    """Whether a schedule has registers for a gate, if it was measured otherwise.
+def _fits(one: OnePass, kind: Key, spec: NormSpec, target: Target) -> bool:
+    """Whether a GPU has what a schedule was measured with, and registers for a gate.
 
-    Where they were spilled, an RMS norm's backward took twice as long (H200, 128 columns in bf16).
+    The GPU may have less shared memory than the measured one. Where registers for a gate were
+    spilled, an RMS norm's backward took twice as long (H200, 128 columns in bf16).
     """
+    if not one.has_room(spec, target):
+        return False
     if spec.gate is None or (kind.has_gate and kind.op == spec.op):
         return True
     return one.registers(spec, target) <= one.registers_available(target)

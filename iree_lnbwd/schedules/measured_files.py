@@ -13,6 +13,7 @@ from iree_lnbwd.hardware.products import Product, find_product
 from iree_lnbwd.schedules.measured import Key, Run, merged
 from iree_lnbwd.schedules.measured_csv import from_text, to_text
 from iree_lnbwd.schedules.one_pass import OnePass
+from iree_lnbwd.schedules.rules import alike
 
 DATA = Path(__file__).parent / "data"  # the package's own files
 
@@ -38,27 +39,35 @@ def shares(product: Product) -> Mapping[Key, float]:
     Raises:
         OSError, ValueError: As `fastest`.
     """
-    names = (product.schedules_from, product.name)  # its own replace the other's
-    runs = [run for name in names if name is not None for run in read(DATA, name)]
-    return MappingProxyType({m.key: m.share for run in runs for m in run.measurements})
+    found: dict[Key, float] = {}
+    for one in lenders(product):
+        for run in read(DATA, one.name):
+            for m in run.measurements:
+                found.setdefault(m.key, m.share)
+    return MappingProxyType(found)
 
 
 @functools.cache
 def serving(product: Product) -> Mapping[Key, OnePass]:
     """The measured schedules to choose from for a product.
 
-    They are its own and, where it has none of a kind, those of the product that it has schedules
-    from. If the numbers of processors differ, each processor gets as many workgroups as there.
+    They are its own and, where it has none of a kind, those of the nearest of its `lenders`. If the
+    numbers of processors differ, each processor gets as many workgroups as there.
 
     Raises:
         OSError, ValueError: As `fastest`.
     """
-    known = dict(fastest(product.name))
-    if product.schedules_from is not None:
-        other = find_product(product.schedules_from)
+    known: dict[Key, OnePass] = {}
+    for other in lenders(product):
         for key, one in fastest(other.name).items():
-            known.setdefault(key, _spread(one, other, product))
+            known.setdefault(key, _spread(one, key, other, product))
     return MappingProxyType(known)
+
+
+def lenders(product: Product) -> tuple[Product, ...]:
+    """The product itself, the one that it has schedules from, and so on."""
+    name = product.schedules_from
+    return (product, *(lenders(find_product(name)) if name is not None else ()))
 
 
 def read(folder: Path, product: str) -> tuple[Run, ...]:
@@ -99,10 +108,11 @@ def merge(folder: Path, product: str, run: Run) -> Path:
     return path
 
 
-def _spread(one: OnePass, measured: Product, product: Product) -> OnePass:
+def _spread(one: OnePass, key: Key, measured: Product, product: Product) -> OnePass:
     if measured.processors == product.processors:
         return one
-    return replace(one, workgroups=product.walkers(one.resident, one.cluster))
+    walkers = product.walkers(one.resident, one.cluster)
+    return replace(one, workgroups=alike(walkers, one.groups * key.columns, one.vector))
 
 
 def _path(folder: Path, product: str) -> Path:

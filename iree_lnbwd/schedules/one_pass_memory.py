@@ -119,8 +119,15 @@ class OnePassMemory(OnePassNumbers):
 
     def crowds(self, spec: NormSpec, target: Target) -> bool:
         """Whether copies pass through an L1 cache that has little room beside shared memory."""
-        wanted = (self.shared_bytes(spec, target) + RESERVED_BYTES) * self.resident
-        return self._needs_l1(spec) and 0 < target.roomy_shared_bytes < wanted
+        at_once = self._shared_at_once(spec, target)
+        return self._needs_l1(spec) and 0 < target.roomy_shared_bytes < at_once
+
+    def has_room(self, spec: NormSpec, target: Target) -> bool:
+        """Whether a multiprocessor's shared memory has room for ``resident`` workgroups."""
+        return self._shared_at_once(spec, target) <= target.shared_bytes + RESERVED_BYTES
+
+    def _shared_at_once(self, spec: NormSpec, target: Target) -> int:
+        return (self.shared_bytes(spec, target) + RESERVED_BYTES) * self.resident
 
     def padding(self, spec: NormSpec, target: Target) -> int:
         """Shared memory that nothing uses, for the sake of copies through the L1 cache.

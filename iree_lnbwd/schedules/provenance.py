@@ -6,7 +6,7 @@ from iree_lnbwd.hardware.products import standing_for
 from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.choosing import choose, completed, measured, nearby
-from iree_lnbwd.schedules.measured_files import fastest
+from iree_lnbwd.schedules.measured_files import fastest, lenders
 from iree_lnbwd.schedules.one_pass import OnePass
 from iree_lnbwd.schedules.schedule import Schedule
 
@@ -17,13 +17,13 @@ def source_of(schedule: Schedule, spec: NormSpec, target: Target) -> str:
         return "given"
     if isinstance(schedule, OnePass):
         product = standing_for(target.name)
-        own, lender = fastest(product.name), product.schedules_from
+        lending = [one.name for one in lenders(product) if fastest(one.name)]
         for one in measured(spec, target, product):
             if completed(one, spec, target, product) == schedule:
-                if one in own.values():
+                if one in fastest(product.name).values():
                     return f"measured on {product.name}"
-                return f"taken over from what was measured on {lender}"
+                return f"taken over from what was measured on {' or '.join(lending)}"
         for one in nearby(spec, target, product):
             if completed(one, spec, target, product) == schedule:
-                return f"fitted from a width measured on {product.name if own else lender}"
+                return f"fitted from a width measured on {' or '.join(lending)}"
     return "rules"

@@ -151,7 +151,12 @@ def test_forwards_share_out_alike_in_every_number_that_a_sum_depends_on() -> Non
     [
         (NormSpec((768,), "bf16"), "sm_90", "measured on h200"),
         (NormSpec((6656,), "bf16"), "sm_90", "fitted from a width measured on h200"),
-        (NormSpec((768,), "bf16"), "sm_80", "rules"),
+        (
+            NormSpec((6656,), "bf16"),
+            "sm_80",
+            "fitted from a width measured on h200_as_sm_80 or h200",
+        ),
+        (NormSpec((768,), "bf16"), "sm_75", "rules"),
         (NormSpec((768,), "bf16", op="rms_norm", eps=1e-5), "sm_90", "rules"),
         (NormSpec((768,)), "host", "rules"),
     ],

@@ -15,7 +15,7 @@ from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules import OnePass, measured_files
 from iree_lnbwd.schedules.measured import Key, Measurement, Run, merged
 from iree_lnbwd.schedules.measured_csv import from_text, measured_numbers, to_text
-from iree_lnbwd.schedules.measured_files import DATA, fastest, merge, read, serving
+from iree_lnbwd.schedules.measured_files import DATA, fastest, lenders, merge, read, serving
 
 FILES = sorted(DATA.glob("*.csv"))
 MEASURED = [
@@ -33,7 +33,8 @@ RUN = Run("NVIDIA H200", "580.1", "3.13.0", "2026-11-21", (SMALL, LARGE))
 
 def test_there_are_measurements() -> None:
     assert {path.stem for path in FILES} <= set(PRODUCTS)
-    assert len(fastest("h200")) == len(MEASURED) > 40
+    assert sum(len(fastest(path.stem)) for path in FILES) == len(MEASURED)
+    assert len(fastest("h200")) > len(fastest("h200_as_sm_80")) > 40
 
 
 def test_a_product_that_nobody_measured_has_none() -> None:
@@ -51,7 +52,9 @@ def test_a_product_with_more_processors_has_as_many_workgroups_for_each(name: st
     product, measured = find_product(name), fastest("h200")
     assert serving(product).keys() == measured.keys()
     for key, one in serving(product).items():
-        assert one.workgroups == product.walkers(one.resident, one.cluster)
+        most = product.walkers(one.resident, one.cluster)
+        assert 0.9 * most < one.workgroups <= most
+        assert one.workgroups * one.groups * key.columns % one.vector == 0
         assert replace(one, workgroups=measured[key].workgroups) == measured[key]
 
 
@@ -77,12 +80,36 @@ def test_a_products_own_measurement_comes_before_another_products(
 
 
 def test_who_lends_schedules_has_its_own() -> None:
-    lenders = {p.schedules_from for p in PRODUCTS.values()} - {None}
-    assert lenders == {"h200"}
-    for name in lenders:
+    names = {p.schedules_from for p in PRODUCTS.values()} - {None}
+    assert names == {"h200", "h200_as_sm_80"}
+    for name in names:
         assert name is not None
-        assert find_product(name).schedules_from is None
         assert fastest(name)
+
+
+def test_a_gpu_without_clusters_takes_a_stand_ins_schedules_then_the_stand_ins_lenders() -> None:
+    a100 = find_product("a100")
+    assert [p.name for p in lenders(a100)] == ["a100", "h200_as_sm_80", "h200"]
+    stand_in, h200 = fastest("h200_as_sm_80"), fastest("h200")
+    both = {**h200, **stand_in}
+    assert serving(a100).keys() == both.keys()
+    assert any(h200[key] != one for key, one in stand_in.items() if key in h200)
+    for key, one in serving(a100).items():
+        assert replace(one, workgroups=both[key].workgroups) == both[key]
+
+
+@pytest.mark.parametrize("name", ["a100", "rtx3090", "rtx4090", "l4", "l40s"])
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_schedules_of_a_stand_in_fit_what_a_gpu_has(name: str, dtype: str) -> None:
+    """Measurements choose up to 8192 columns, by as many workgroups as the GPU runs at once."""
+    product, target = find_product(name), find_target(name)
+    for columns in (395, 607, 1288, 2420, 4584, 5703, 8003):
+        spec = NormSpec((columns,), dtype)
+        chosen = schedules.choose(spec, target, product)
+        assert isinstance(chosen, OnePass)
+        assert chosen.has_room(spec, target)
+        most = chosen.resident * product.processors
+        assert 0.9 * most < chosen.workgroups <= most
 
 
 @pytest.mark.parametrize(

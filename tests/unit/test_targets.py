@@ -22,7 +22,7 @@ TABLE = {
     "generic-v3": ("cpu", "local-task", ()),
     "generic-aarch64": ("cpu", "local-task", ()),
     "sm_75": ("cuda", "cuda", ("t4",)),
-    "sm_80": ("cuda", "cuda", ("a100",)),
+    "sm_80": ("cuda", "cuda", ("a100", "h200_as_sm_80")),
     "sm_86": ("cuda", "cuda", ("rtx3090",)),
     "sm_89": ("cuda", "cuda", ("rtx4090", "l4", "l40s")),
     "sm_90": ("cuda", "cuda", ("h100", "h200")),
