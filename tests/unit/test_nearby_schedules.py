@@ -83,6 +83,18 @@ def test_checks_that_were_not_measured_cost() -> None:
     assert ways(1016, {**known, AT_1024._replace(columns=1016): MEASURED})[0] == MEASURED
 
 
+def test_checks_beside_a_gate_take_registers() -> None:
+    """Threads cover 12288 columns exactly. Those of 12064 check, and would spill."""
+    spec = NormSpec((12064,), "f32", op=RMS_NORM_BACKWARD.name, gate="after")
+    kind = Key(spec.op, 4, 12064, has_gate=True)
+    one = OnePass(66, 1, 12, 4, ahead=1, slots=2, stages_weight=True, cluster=2)
+    known = {kind._replace(columns=12288): one}
+    shares = dict.fromkeys(known, 0.9)
+    assert not [*fitted(spec, SM_90, known, shares, kind)]
+    again = {key: dataclasses.replace(one, rereads=True) for key in known}
+    assert next(fitted(spec, SM_90, again, shares, kind)).warps == one.warps
+
+
 @pytest.mark.parametrize(
     ("columns", "dtype"),
     [(512, "bf16"), (2048, "bf16"), (1000, "f32")],
