@@ -148,6 +148,15 @@ def standing_for(target: str) -> Product:
     raise KeyError(target)
 
 
+def meant(name: str, target: str) -> Product:
+    """The product of that name, in any case; of any other name, the one that stands for a target.
+
+    Raises:
+        KeyError: The target is no GPU's.
+    """
+    return PRODUCTS.get(name.lower()) or standing_for(target)
+
+
 def product_of_device(name: str, processors: int) -> Product:
     """The product that a driver's name of a GPU means.
 

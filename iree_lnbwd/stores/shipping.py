@@ -9,7 +9,7 @@ from pathlib import Path
 from iree_lnbwd.compiling import compiler
 from iree_lnbwd.compiling.compiler import check_spec
 from iree_lnbwd.errors import shown
-from iree_lnbwd.hardware.products import PRODUCTS, standing_for
+from iree_lnbwd.hardware.products import meant
 from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules import Schedule
@@ -68,7 +68,7 @@ def tuned_for(spec: NormSpec, target: str) -> Tuned | None:
     found = find_target(target)
     if found.backend == "cpu":
         return None
-    return for_product(spec, found, PRODUCTS.get(target.lower()) or standing_for(found.name))
+    return for_product(spec, found, meant(target, found.name))
 
 
 def _checked_folder(output_dir: object) -> Path:
