@@ -10,6 +10,7 @@ from iree_lnbwd.hardware.products import (
     PRODUCTS,
     Product,
     find_product,
+    meant,
     product_of_device,
     products_of,
     standing_for,
@@ -38,6 +39,11 @@ def test_its_numbers_are_of_this_world(product: Product) -> None:
 def test_one_product_stands_for_each_target(target: str) -> None:
     standing = [product for product in products_of(target) if product.stands_for_target]
     assert standing == [standing_for(target)]
+
+
+def test_a_name_means_a_product_or_the_one_that_stands_for_the_target() -> None:
+    assert meant("H200_as_sm_80", "sm_80") is PRODUCTS["h200_as_sm_80"]
+    assert meant("sm_80", "sm_80") is PRODUCTS["a100"]
 
 
 def test_a_cpu_has_no_product() -> None:

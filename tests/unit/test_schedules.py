@@ -312,6 +312,19 @@ def test_no_width_up_to_18432_takes_two_passes(target: Target, part: int) -> Non
         assert chosen.illegal(spec, target) is None
 
 
+@pytest.mark.parametrize(
+    ("columns", "dtype", "cluster"),
+    [(87000, "bf16", 15), (24035, "f32", 5), (109517, "f32", 22)],
+)
+def test_few_workgroups_post_a_rows_sums(columns: int, dtype: str, cluster: int) -> None:
+    """Of 264 at once, 255 that are 15 to a row were faster than all of them, 22 to a row."""
+    product = find_product("h200_as_sm_80")
+    one = schedules.choose(NormSpec((columns,), dtype), gpu("sm_80"), product)
+    assert isinstance(one, OnePass)
+    assert one.posts
+    assert one.cluster == cluster
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
 def test_rows_that_are_loaded_twice_by_workgroups_that_post_fit_the_cache(dtype: str) -> None:
     """All that is read at once, on GPUs without cp.async, where it is read again."""
