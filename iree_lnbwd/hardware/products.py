@@ -68,8 +68,8 @@ _FILLED = (10, 11)
 # it reached 88 to 96 % of its own ceiling, in eight cells that were timed once. The B200 and B300
 # have the registers and the shared memory of both, and more processors; neither was measured. Nor
 # was any GPU of sm_80 to sm_89. An H200 that runs sm_80's code stands in for them: legal there are
-# its schedules that need no more than such a GPU has. Those GPUs have 0.2 to 0.6 times its
-# bandwidth for each processor.
+# its schedules that need no more than such a GPU has. By the white papers, those GPUs have 0.14
+# (L4) to 0.52 times (A100 of 80 GB) its bandwidth for each processor.
 PRODUCTS: Mapping[str, Product] = MappingProxyType(
     {
         product.name: product
@@ -131,6 +131,12 @@ def find_product(name: str) -> Product:
     return product
 
 
+def lenders(product: Product) -> tuple[Product, ...]:
+    """The product itself, the one that it has schedules from, and so on."""
+    name = product.schedules_from
+    return (product, *(lenders(find_product(name)) if name is not None else ()))
+
+
 def products_of(target: str) -> tuple[Product, ...]:
     """The products that run a target's code, by the target's name; none for a CPU."""
     return tuple(product for product in PRODUCTS.values() if product.target == target)
@@ -149,7 +155,7 @@ def standing_for(target: str) -> Product:
 
 
 def meant(name: str, target: str) -> Product:
-    """The product of that name, in any case; of any other name, the one that stands for a target.
+    """The product of that name, in any case; for another name, the one that stands for a target.
 
     Raises:
         KeyError: The target is no GPU's.

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from iree_lnbwd.disk import files
-from iree_lnbwd.hardware.products import Product, find_product
+from iree_lnbwd.hardware.products import Product, lenders
 from iree_lnbwd.schedules.measured import Key, Run, merged
 from iree_lnbwd.schedules.measured_csv import from_text, to_text
 from iree_lnbwd.schedules.one_pass import OnePass
@@ -62,12 +62,6 @@ def serving(product: Product) -> Mapping[Key, OnePass]:
         for key, one in fastest(other.name).items():
             known.setdefault(key, _spread(one, key, other, product))
     return MappingProxyType(known)
-
-
-def lenders(product: Product) -> tuple[Product, ...]:
-    """The product itself, the one that it has schedules from, and so on."""
-    name = product.schedules_from
-    return (product, *(lenders(find_product(name)) if name is not None else ()))
 
 
 def read(folder: Path, product: str) -> tuple[Run, ...]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from iree_lnbwd.hardware.products import standing_for
+from iree_lnbwd.hardware.products import lenders, standing_for
 from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.choosing import choose, completed, measured, nearby
-from iree_lnbwd.schedules.measured_files import fastest, lenders
+from iree_lnbwd.schedules.measured_files import fastest
 from iree_lnbwd.schedules.one_pass import OnePass
 from iree_lnbwd.schedules.schedule import Schedule
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from iree_lnbwd import schedules
-from iree_lnbwd.hardware.products import PRODUCTS, find_product
+from iree_lnbwd.hardware.products import PRODUCTS, find_product, lenders
 from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules import OnePass, measured_files
 from iree_lnbwd.schedules.measured import Key, Measurement, Run, merged
 from iree_lnbwd.schedules.measured_csv import from_text, measured_numbers, to_text
-from iree_lnbwd.schedules.measured_files import DATA, fastest, lenders, merge, read, serving
+from iree_lnbwd.schedules.measured_files import DATA, fastest, merge, read, serving
 
 FILES = sorted(DATA.glob("*.csv"))
 MEASURED = [
