@@ -1,5 +1,8 @@
 """GPUs on the market: the number of processors and the size of the cache, one row each.
 
+One is no GPU of its own: ``h200_as_sm_80``, an H200 that runs the code of sm_80 and stands in for
+GPUs that were not measured.
+
 Facts about the instruction set belong to the target (`targets`).
 """
 
