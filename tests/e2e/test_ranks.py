@@ -213,6 +213,9 @@ def test_a_lock_leaves_no_empty_folder(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # Python 3.12's
+# The child takes no lock of threads. PyTorch or JAX, of tests before, may have some of those.
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_child_of_fork_does_not_keep_a_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
