@@ -56,6 +56,7 @@ class Product:
 
 _MIB = 1 << 20
 _PAIR = 2
+_STAND_IN = "h200_as_sm_80"  # for GPUs of sm_80 to sm_89
 # Of 132 processors, clusters of 4 and of 8 workgroups fill 120, one workgroup to each: what
 # cuOccupancyMaxActiveClusters said on an H200. Others are taken to be like it.
 _FILLED = (10, 11)
@@ -79,23 +80,17 @@ PRODUCTS: Mapping[str, Product] = MappingProxyType(
         for product in (
             Product("t4", "sm_75", 40, 4 * _MIB, stands_for_target=True),
             Product(
-                *("a100", "sm_80", 108, 40 * _MIB),
-                stands_for_target=True,
-                schedules_from="h200_as_sm_80",
+                "a100", "sm_80", 108, 40 * _MIB, stands_for_target=True, schedules_from=_STAND_IN
             ),
-            Product("h200_as_sm_80", "sm_80", 132, 50 * _MIB, schedules_from="h200"),
+            Product(_STAND_IN, "sm_80", 132, 50 * _MIB, schedules_from="h200"),
             Product(
-                *("rtx3090", "sm_86", 82, 6 * _MIB),
-                stands_for_target=True,
-                schedules_from="h200_as_sm_80",
+                "rtx3090", "sm_86", 82, 6 * _MIB, stands_for_target=True, schedules_from=_STAND_IN
             ),
             Product(
-                *("rtx4090", "sm_89", 128, 72 * _MIB),
-                stands_for_target=True,
-                schedules_from="h200_as_sm_80",
+                "rtx4090", "sm_89", 128, 72 * _MIB, stands_for_target=True, schedules_from=_STAND_IN
             ),
-            Product("l4", "sm_89", 58, 48 * _MIB, schedules_from="h200_as_sm_80"),
-            Product("l40s", "sm_89", 142, 96 * _MIB, schedules_from="h200_as_sm_80"),
+            Product("l4", "sm_89", 58, 48 * _MIB, schedules_from=_STAND_IN),
+            Product("l40s", "sm_89", 142, 96 * _MIB, schedules_from=_STAND_IN),
             # SXM5; the PCIe card has 114 processors.
             Product("h100", "sm_90", 132, 50 * _MIB, schedules_from="h200"),
             # The L2 cache is the H100's, which schedules have been made with so far; drivers of an

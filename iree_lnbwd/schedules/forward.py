@@ -22,10 +22,10 @@ from iree_lnbwd.schedules.ir_types import (
 )
 from iree_lnbwd.schedules.rules import (
     FEWEST_THREADS,
-    RESERVED_BYTES,
     Rule,
     cluster_rules,
     first_broken,
+    have_room,
     out_of_bounds,
     own_columns,
     resident_rule,
@@ -347,8 +347,7 @@ class Forward:
 
     def fits(self, spec: NormSpec, target: Target) -> bool:
         """Whether it is legal, and a multiprocessor has room in shared memory for ``resident``."""
-        wanted = self.resident * (self.shared_bytes(spec, target) + RESERVED_BYTES)
-        has_room = wanted <= target.shared_bytes + RESERVED_BYTES
+        has_room = have_room(self.resident, self.shared_bytes(spec, target), target)
         return has_room and self.illegal(spec, target) is None
 
     def illegal(self, spec: NormSpec, target: Target) -> str | None:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from iree_lnbwd.disk import files
 from iree_lnbwd.hardware.products import Product, lenders
-from iree_lnbwd.schedules.measured import Key, Run, merged
+from iree_lnbwd.schedules.measured import Key, Measurement, Run, merged
 from iree_lnbwd.schedules.measured_csv import from_text, to_text
 from iree_lnbwd.schedules.one_pass import OnePass
 from iree_lnbwd.schedules.rules import alike
@@ -28,8 +28,7 @@ def fastest(product: str) -> Mapping[Key, OnePass]:
         OSError: The package's file of the product cannot be read.
         ValueError: It is damaged; the message names the file and the line.
     """
-    found = {m.key: m.schedule for run in read(DATA, product) for m in run.measurements}
-    return MappingProxyType(found)
+    return MappingProxyType({m.key: m.schedule for m in _measurements(product)})
 
 
 @functools.cache
@@ -41,9 +40,8 @@ def shares(product: Product) -> Mapping[Key, float]:
     """
     found: dict[Key, float] = {}
     for one in lenders(product):
-        for run in read(DATA, one.name):
-            for m in run.measurements:
-                found.setdefault(m.key, m.share)
+        for m in _measurements(one.name):
+            found.setdefault(m.key, m.share)
     return MappingProxyType(found)
 
 
@@ -62,6 +60,11 @@ def serving(product: Product) -> Mapping[Key, OnePass]:
         for key, one in fastest(other.name).items():
             known.setdefault(key, _spread(one, key, other, product))
     return MappingProxyType(known)
+
+
+@functools.cache
+def _measurements(product: str) -> tuple[Measurement, ...]:
+    return tuple(m for run in read(DATA, product) for m in run.measurements)
 
 
 def read(folder: Path, product: str) -> tuple[Run, ...]:

@@ -12,7 +12,12 @@ from iree_lnbwd.schedules.amd_registers import registers_on_amd
 from iree_lnbwd.schedules.elements import words
 from iree_lnbwd.schedules.ir_types import bindings, private, shared, storage
 from iree_lnbwd.schedules.one_pass_numbers import LINE_BYTES, OnePassNumbers
-from iree_lnbwd.schedules.rules import RESERVED_BYTES, registers_of_thread
+from iree_lnbwd.schedules.rules import (
+    RESERVED_BYTES,
+    have_room,
+    registers_of_thread,
+    shared_at_once,
+)
 
 _MBARRIER_BYTES = 8
 _SHARED_AT_ONCE = 128  # bytes of shared memory, allocated together (CUDA, "Occupancy Calculator")
@@ -119,15 +124,12 @@ class OnePassMemory(OnePassNumbers):
 
     def crowds(self, spec: NormSpec, target: Target) -> bool:
         """Whether copies pass through an L1 cache that has little room beside shared memory."""
-        at_once = self._shared_at_once(spec, target)
+        at_once = shared_at_once(self.resident, self.shared_bytes(spec, target))
         return self._needs_l1(spec) and 0 < target.roomy_shared_bytes < at_once
 
     def has_room(self, spec: NormSpec, target: Target) -> bool:
         """Whether a multiprocessor's shared memory has room for ``resident`` workgroups."""
-        return self._shared_at_once(spec, target) <= target.shared_bytes + RESERVED_BYTES
-
-    def _shared_at_once(self, spec: NormSpec, target: Target) -> int:
-        return (self.shared_bytes(spec, target) + RESERVED_BYTES) * self.resident
+        return have_room(self.resident, self.shared_bytes(spec, target), target)
 
     def padding(self, spec: NormSpec, target: Target) -> int:
         """Shared memory that nothing uses, for the sake of copies through the L1 cache.

@@ -135,6 +135,16 @@ def resident_rule(resident: int, threads: int) -> Rule:
     )
 
 
+def shared_at_once(resident: int, shared_bytes: int) -> int:
+    """Bytes of shared memory that so many workgroups of so many bytes take together."""
+    return resident * (shared_bytes + RESERVED_BYTES)
+
+
+def have_room(resident: int, shared_bytes: int, target: Target) -> bool:
+    """Whether a multiprocessor's shared memory has room for so many workgroups."""
+    return shared_at_once(resident, shared_bytes) <= target.shared_bytes + RESERVED_BYTES
+
+
 def elements_rule(spec: NormSpec, elements: int) -> Rule:
     """The rule for so many elements of a row, or of several, that a thread has at once."""
     most = _MOST_WORDS // words(spec)
