@@ -79,11 +79,11 @@ def fitted(
         if key._replace(columns=columns) != kind or distance >= _OCTAVES:
             continue
         is_shifted = one.shifted(spec)
-        if not (is_shifted or _same_accesses(one, vector_of(spec))):
+        source = replace(spec, normalized_shape=(key.columns,))
+        if not (is_shifted or _same_accesses(one, vector_of(spec), vector_of(source))):
             continue
         vectors, subgroups = one.cluster * one.vector, one.subgroups
         touched = touched_columns(spec, one.vector)
-        source = replace(spec, normalized_shape=(key.columns,))
         most_walk = _most_to_walk(one, source, most_walking)
         old = one.chunks(source, target)
         # A rule of thumb, unless it was measured otherwise; then registers alone limit it.
@@ -195,12 +195,13 @@ def _most_to_walk(one: OnePass, source: NormSpec, most: Mapping[tuple[int, int],
     return one.workgroups if one.workgroups < asked else all_of_them
 
 
-def _same_accesses(one: OnePass, widest: int) -> bool:
+def _same_accesses(one: OnePass, widest: int, widest_measured: int) -> bool:
     """Whether a row of the widest access can be read as it was measured, and no slower.
 
-    Accesses that are wider than for whole lines gain nothing. Shared memory that is filled in bulk
-    is read by narrower ones, too, but not by single elements.
+    Accesses that are wider than for whole lines gain nothing. Narrower ones than the widest, but
+    not single elements, may have been the fastest of a row that has as wide ones; and shared memory
+    that is filled in bulk is read by them, too.
     """
     measured = one.vector
-    narrower = one.bulk and 1 < measured <= widest
+    narrower = (one.bulk or widest == widest_measured) and 1 < measured <= widest
     return measured == widest or narrower or min(measured, widest) >= WHOLE_LINES
