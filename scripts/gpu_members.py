@@ -177,10 +177,12 @@ class Buffers:
     filled: Tensor
 
 
-def buffers(member: Member, rows: int, columns: int, dtype: str) -> list[Buffers]:
-    """As many sets of random tensors as it takes to exceed the L2 cache."""
+def buffers(
+    member: Member, rows: int, columns: int, dtype: str, most: int = _MOST_BUFFERS
+) -> list[Buffers]:
+    """As many sets of random tensors as it takes to exceed the L2 cache, and at most so many."""
     each = member.streams * rows * columns * DTYPES[dtype].numpy.itemsize
-    count = max(1, min(_MOST_BUFFERS, -(-_ROTATED_BYTES // each)))
+    count = max(1, min(most, -(-_ROTATED_BYTES // each)))
     return [_random(member, rows, columns, dtype) for _ in range(count)]
 
 

@@ -63,7 +63,8 @@ def test_others_are_near_the_choice_and_right(tmp_path: Path) -> None:
     done = _run("build", *words, "--product=a100", f"--seed={seed}", tmp_path)
     assert done.returncode == 0, done.stderr
     modules = json.loads((tmp_path / "index.json").read_text())["modules"]
-    assert len({module["columns"] for module in modules}) == 2
+    assert len(widths := {module["columns"] for module in modules}) == 2
+    assert all(200 <= n <= 1500 and n % 8 for n in widths)
     assert len({json.dumps(module["schedule"]) for module in modules}) > 6
     for module in modules:
         emulated = EmulatedNorm((tmp_path / module["file"]).read_bytes())
