@@ -26,6 +26,11 @@ class Uploaded(NamedTuple):
     """As `gpu_driver.DeviceMemory`, of an upload."""
 
     pointer: int
+    driver: EmulatedDriver
+
+    def stay(self) -> None:
+        """Notes that it is to stay."""
+        self.driver.staying.add(self.pointer)
 
 
 @dataclass(frozen=True)
@@ -76,10 +81,12 @@ class EmulatedDriver:
         reserved: All memory that was reserved, and what of it was given back.
         graphs: How often a graph ran.
         has_graphs: Whether `graph` can make one: as on hardware, where it is CUDA's.
+        staying: Kernels, and addresses of memory, that are to stay when their objects are gone.
     """
 
     def __init__(self, backend: str) -> None:
         self.graphs = 0
+        self.staying: set[str | int] = set()
         self.has_graphs = backend == "cuda"
         self.memory = GlobalMemory()
         self.launches: list[Launch] = []
@@ -116,7 +123,8 @@ class EmulatedDriver:
 
     def upload(self, data: bytes) -> Uploaded:
         """A copy in its memory."""
-        return Uploaded(self.allocate("upload", len(data), np.frombuffer(data, np.uint8)).address)
+        buffer = self.allocate("upload", len(data), np.frombuffer(data, np.uint8))
+        return Uploaded(buffer.address, self)
 
     def reserve(self, size: int) -> Reserved:
         """Memory that nothing is in yet."""
@@ -221,6 +229,10 @@ class EmulatedLaunch:
     def fill(self, pointers: Sequence[int]) -> None:
         """Sets the arguments."""
         self.pointers = tuple(pointers)
+
+    def stay(self) -> None:
+        """Notes that its kernel is to stay."""
+        self.kernel.driver.staying.add(self.kernel.export.kernel)
 
     def run(self, stream: int) -> None:
         """Runs it."""

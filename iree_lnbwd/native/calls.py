@@ -65,7 +65,7 @@ def native_call(
         graph = graphs[sequence.graph].handles
     return NativeCall(
         driver=(driver.context, *map(driver.entry_point, functions)),
-        ones=sequence.fixed[0] if sequence.fixed else 0,
+        ones=sequence.fixed[0].pointer if sequence.fixed else 0,
         scratch_bytes=sequence.scratch_bytes,
         scratch=sequence.scratch,
         launches=tuple(launches),

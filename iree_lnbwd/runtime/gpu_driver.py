@@ -263,6 +263,10 @@ class DeviceMemory:
         """Gives it back, after all that is queued; from then on nothing may use it."""
         self._finalizer()
 
+    def stay(self) -> None:
+        """Leaves it where it is when this object is gone."""
+        self._finalizer.detach()
+
 
 class Event:
     """A mark on a stream, which keeps the time when the GPU gets there."""
@@ -295,7 +299,12 @@ class _Image:
     def __init__(self, driver: Driver, code: bytes) -> None:
         self.module = _P()
         driver._call("load", ctypes.byref(self.module), code)
-        weakref.finalize(self, driver._release, "unload", self.module).atexit = False
+        self._finalizer = weakref.finalize(self, driver._release, "unload", self.module)
+        self._finalizer.atexit = False
+
+    def stay(self) -> None:
+        """Leaves the code loaded when this object is gone."""
+        self._finalizer.detach()
 
 
 class LoadedKernel:
@@ -325,6 +334,10 @@ class LoadedKernel:
             constants: 32 bits each.
         """
         return DriverLaunch(self, self._driver, self._function, workgroups, constants)
+
+    def stay(self) -> None:
+        """Leaves the code loaded when this object is gone."""
+        self._image.stay()
 
 
 class _KernelNode(ctypes.Structure):
@@ -402,6 +415,10 @@ class DriverLaunch:
             pointers: One for each binding.
         """
         self._pointers[:] = pointers  # type: ignore[call-overload] # takes any sequence
+
+    def stay(self) -> None:
+        """Leaves the kernel's code loaded when this object is gone."""
+        self._kernel.stay()
 
     def run(self, stream: int) -> None:
         """Puts the kernel on a stream; the GPU is the current one.

@@ -58,7 +58,8 @@ class Norm:
     have two strides, too. A module on a GPU takes NumPy arrays too, and copies them.
 
     On a GPU a call with PyTorch's tensors returns when its kernels are in the queue of PyTorch's
-    current stream, and can be captured into a graph. With other libraries' arrays, or where
+    current stream, and can be captured into a graph. The code of such a call stays loaded until the
+    process ends, so that the graph may outlive this object. With other libraries' arrays, or where
     ``iree-lnbwd inspect`` says that calls go through IREE's device, it returns when they are done.
 
     Any number of threads may call.

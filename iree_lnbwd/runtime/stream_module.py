@@ -16,7 +16,7 @@ from iree_lnbwd.ops.operands import WEIGHT
 from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.ops.strides import Strides
-from iree_lnbwd.runtime.gpu_driver import Driver, DriverLaunch, Graph
+from iree_lnbwd.runtime.gpu_driver import DeviceMemory, Driver, DriverLaunch, Graph
 from iree_lnbwd.vmfb.counts import count_of
 from iree_lnbwd.vmfb.executables import exports
 from iree_lnbwd.vmfb.launches import LaunchPlans, Plan
@@ -33,7 +33,7 @@ class LaunchSequence:
         launches: In order.
         picks: For each launch, a function that picks its pointers among those of `run`.
         graph: The graph of these launches, if there are several and the GPU has graphs.
-        fixed: Addresses that are the module's own.
+        fixed: Memory that is the module's own.
         scratch: Where each piece begins in the call's scratch memory.
         scratch_bytes: Bytes of all pieces.
         scratch_names: The names of the pieces in launches.
@@ -44,7 +44,7 @@ class LaunchSequence:
     launches: tuple[DriverLaunch, ...]
     picks: tuple[Callable[[Sequence[int]], Sequence[int]], ...]
     graph: Graph | None
-    fixed: tuple[int, ...]
+    fixed: tuple[DeviceMemory, ...]
     scratch: tuple[int, ...]
     scratch_bytes: int
     scratch_names: tuple[str, ...]
@@ -65,14 +65,24 @@ class LaunchSequence:
         if not self.driver.is_current():
             with self.driver.current():
                 return self.run(addresses, scratch, stream, captured=captured)
-        pointers = [*addresses, *self.fixed, *[scratch + start for start in self.scratch]]
+        fixed = [memory.pointer for memory in self.fixed]
+        pointers = [*addresses, *fixed, *[scratch + start for start in self.scratch]]
         for launch, pick in zip(self.launches, self.picks, strict=True):
             launch.fill(pick(pointers))
+        if captured:
+            self._stay()
         if self.graph is not None and not captured:
             return self.graph.run(self.launches, stream)
         for launch in self.launches:
             launch.run(stream)
         return None
+
+    def _stay(self) -> None:
+        """Leaves code and memory for the caller's graph: nothing says when that is gone."""
+        for launch in self.launches:
+            launch.stay()
+        for memory in self.fixed:
+            memory.stay()
 
 
 def are_aligned(addresses: Sequence[int], alignment: int) -> bool:
@@ -141,7 +151,7 @@ class StreamModule:
             launches=tuple(launches),
             picks=tuple(picks),
             graph=self._graphs.get(plan),
-            fixed=(self._ones.pointer,) if self._ones else (),
+            fixed=(self._ones,) if self._ones else (),
             scratch=tuple(starts),
             scratch_bytes=end,
             scratch_names=tuple(piece.name for piece in plan.scratch),

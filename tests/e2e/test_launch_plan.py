@@ -83,6 +83,9 @@ def check(vmfb: bytes, planned: LaunchPlans, rows: int, *, captured: bool = Fals
     driver.divide(scratch, on_stream.scratch, tuple(sizes.values()))
     addresses = [buffers[argument.name].address for argument in spec.arguments]
     on_stream.run(addresses, scratch.address, 0, captured=captured)
+    fixed = {memory.pointer for memory in on_stream.fixed}
+    kernels = {launch.kernel for launch in driver.launches}
+    assert driver.staying == (fixed | kernels if captured else set())
     as_a_graph = driver.has_graphs and len(plan.kernels) > 1 and not captured
     assert driver.graphs == as_a_graph
 
@@ -123,8 +126,9 @@ def test_the_plan_is_the_host_programs(name: str, target: str) -> None:
         check(vmfb, planned, rows)
 
 
-@pytest.mark.parametrize("name", ["few rows and one pass", "statistics", "two passes"])
-def test_kernels_that_are_captured_are_the_same(name: str) -> None:
+@pytest.mark.parametrize("name", ["few rows and one pass", "statistics", "two passes", "no weight"])
+def test_kernels_that_are_captured_are_the_same_and_stay(name: str) -> None:
+    """Code, and a weight of ones: the caller's graph may outlive the module."""
     vmfb, planned = planned_module(name, "sm_90")
     check(vmfb, planned, 37, captured=True)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +20,9 @@ from support import (
 
 from iree_lnbwd import LayerNormGrads, NormSpec, layer_norm_backward, runtime
 from iree_lnbwd.calls.modules import loaded
-from iree_lnbwd.hardware.devices import DeviceUri
+from iree_lnbwd.hardware.devices import DeviceUri, target_of
 from iree_lnbwd.runtime import Norm
+from iree_lnbwd.stores import shipping
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytestmark = pytest.mark.gpu
@@ -170,6 +173,23 @@ def test_a_call_can_be_captured_into_a_graph(gpu: DeviceUri) -> None:
     arguments = random_arguments(random_generator(), op.spec, (128,))
     for name, tensor in tensors(arguments).items():
         given[name].copy_(tensor)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert_matches_reference(on_host(gradients), arguments)
+
+
+@pytest.mark.parametrize("has_weight", [True, False])  # one of ones is the module's own
+def test_a_graph_outlives_the_module(gpu: DeviceUri, has_weight: bool, tmp_path: Path) -> None:
+    spec = NormSpec((1024,), "f32", has_weight=has_weight)
+    op = runtime.load(shipping.compile(spec, target_of(gpu).name, tmp_path).path, str(gpu))
+    arguments = random_arguments(random_generator(), spec, (128,))
+    given = tensors(arguments)
+    op(**given)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        gradients = op(**given)
+    del op
+    gc.collect()
     graph.replay()
     torch.cuda.synchronize()
     assert_matches_reference(on_host(gradients), arguments)
