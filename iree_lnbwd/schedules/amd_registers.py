@@ -14,6 +14,7 @@ from iree_lnbwd.schedules.one_pass_numbers import OnePassNumbers
 
 # Beside its elements': addresses of 64 bits for each lane, and chunks that are loaded or worked on.
 _FIXED_READ_AGAIN, _FIXED_HELD = 64, 50
+_CENTRED_HELD = 4  # a mean: 25166 columns in f16 spilled 8 bytes, by an estimate of 237 of 240
 _FROM_OUTPUT_READ_AGAIN = 16  # a chunk of the bias and of 1 / g, beside a mean
 _LATE_READ_AGAIN = 8  # a chunk of a gate, or of each of the other gradients
 _KEPT = 3  # numbers of an element between a row's sums and its dx: dy, xhat and dy * g
@@ -47,7 +48,8 @@ def registers_on_amd(one: OnePassNumbers, spec: NormSpec, elements: int) -> floa
         fixed += _LATE_READ_AGAIN * max(1, spec.grad_outputs - 1) if one.loads_late else 0
         an_element += 0 if one.loads_late else _ADDED_READ_AGAIN * others
     else:
-        fixed = _FIXED_HELD
+        is_short = spec.family.centres and words(spec) == 1
+        fixed = _FIXED_HELD + (_CENTRED_HELD if is_short else 0)
         an_element += _KEPT * words(spec) + held(spec.gamma_dtype) + others
         an_element += row if one.ahead else 0
         an_element += words(spec) if spec.from_output else 0  # 1 / g

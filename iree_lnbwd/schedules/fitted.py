@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.spec import NormSpec
-from iree_lnbwd.schedules.elements import WHOLE_LINES, most_elements, vector_of
+from iree_lnbwd.schedules.elements import (
+    WHOLE_LINES,
+    most_elements,
+    vector_of,
+    widest_vector,
+)
 from iree_lnbwd.schedules.ir_types import reads_more
 from iree_lnbwd.schedules.measured import Key
 from iree_lnbwd.schedules.one_pass import OnePass
 from iree_lnbwd.schedules.rules import QUARTERS, alike, rows_of_a_subgroup, touched_columns
 
+_UNASKED = -1  # a place before those of a source's ways
+_ROUNDING = 1e-9  # of sums in another order
 _OCTAVES = 1.0  # between the widths: from so far on, a measurement says nothing
 # What a way to fit costs, in powers of 2 of time: what the measured schedule lacks counts in full,
 # and differences from it for so much. Chosen by 2100 fits of 105 widths that an H200 timed, and
@@ -72,62 +81,106 @@ def fitted(
         shares: Of the ceiling, that they reached.
         kind: Those of this op, source, residual and element size count, whatever their width.
     """
-    columns, ways = spec.columns, []
-    most_walking = _most_walking(known)
-    for key, one in known.items():
+    columns, most_walking = spec.columns, _most_walking(known)
+    # A source costs at least so much, whatever has to change. That is found soon; what changes, and
+    # whether it is legal, takes longer. So only sources that may come next are asked.
+    queue: list[tuple[float, int, int, _Way | None]] = []
+    sources = list(known.items())
+    for number, (key, _) in enumerate(sources):
         distance = abs(math.log2(columns / key.columns))
-        if key._replace(columns=columns) != kind or distance >= _OCTAVES:
+        if key._replace(columns=columns) == kind and distance < _OCTAVES:
+            least = -math.log2(shares[key]) + _DISTANCE * distance
+            queue.append((least - _ROUNDING, number, _UNASKED, None))
+    heapq.heapify(queue)
+    while queue:
+        _, number, _, way = heapq.heappop(queue)
+        if way is None:
+            key, one = sources[number]
+            ways = _ways(key, one, spec, target, shares[key], most_walking)
+            for place, found in enumerate(ways):
+                heapq.heappush(queue, (found.cost, number, place, found))
+        elif _is_legal(way, spec, target):
+            yield way.schedule
+
+
+class _Way(NamedTuple):
+    """A schedule that fits a spec.
+
+    Attributes:
+        cost: Of what changes.
+        schedule: It.
+        measured: The one that it was made of.
+        source: What that was measured for.
+    """
+
+    cost: float
+    schedule: OnePass
+    measured: OnePass
+    source: NormSpec
+
+
+def _is_legal(way: _Way, spec: NormSpec, target: Target) -> bool:
+    """Whether it can be compiled, and has registers enough."""
+    return way.schedule.illegal(spec, target) is None and _fits(
+        way.schedule, spec, way.measured, way.source, target
+    )
+
+
+def _ways(
+    key: Key,
+    one: OnePass,
+    spec: NormSpec,
+    target: Target,
+    share: float,
+    most_walking: Mapping[tuple[int, int], int],
+) -> Iterator[_Way]:
+    """Those that follow from one measured schedule, with the fewest vectors of a thread first."""
+    columns, distance = spec.columns, abs(math.log2(spec.columns / key.columns))
+    is_shifted, widest = one.shifted(spec), vector_of(spec)
+    widest_measured = widest_vector(key.columns, (spec.dtype, spec.dy_dtype))
+    if not (is_shifted or _same_accesses(one, widest, widest_measured)):
+        return
+    source = replace(spec, normalized_shape=(key.columns,))
+    vectors, subgroups = one.cluster * one.vector, one.subgroups
+    touched = touched_columns(spec, one.vector)
+    most_walk = _most_to_walk(one, source, most_walking)
+    old = one.chunks(source, target)
+    # A rule of thumb, unless it was measured otherwise; then registers alone limit it.
+    most = most_elements(spec) if old * one.vector <= most_elements(spec) else math.inf
+    for chunks in range(max(1, old - 1), old + 2):
+        if chunks * one.vector > most:
             continue
-        is_shifted = one.shifted(spec)
-        source = replace(spec, normalized_shape=(key.columns,))
-        if not (is_shifted or _same_accesses(one, vector_of(spec), vector_of(source))):
+        threads = -(-touched // (vectors * chunks))
+        warps = -(-threads // target.subgroup_size)
+        rows = rows_of_a_subgroup(threads, target) if one.cluster == 1 else 1
+        groups = max(1, round(subgroups / warps)) * rows
+        workgroups = alike(most_walk, groups * columns, one.vector)
+        if one.cluster > 1 and workgroups < _LEAST_ALIKE * most_walk:
             continue
-        vectors, subgroups = one.cluster * one.vector, one.subgroups
-        touched = touched_columns(spec, one.vector)
-        most_walk = _most_to_walk(one, source, most_walking)
-        old = one.chunks(source, target)
-        # A rule of thumb, unless it was measured otherwise; then registers alone limit it.
-        most = most_elements(spec) if old * one.vector <= most_elements(spec) else math.inf
-        for chunks in range(max(1, old - 1), old + 2):
-            if chunks * one.vector > most:
-                continue
-            threads = -(-touched // (vectors * chunks))
-            warps = -(-threads // target.subgroup_size)
-            rows = rows_of_a_subgroup(threads, target) if one.cluster == 1 else 1
-            groups = max(1, round(subgroups / warps)) * rows
-            workgroups = alike(most_walk, groups * columns, one.vector)
-            if one.cluster > 1 and workgroups < _LEAST_ALIKE * most_walk:
-                continue
-            way = replace(
-                one,
-                workgroups=workgroups,
-                warps=warps,
-                groups=groups,
-                subgroup_rows=rows,
-            )
-            crowds = way.crowds(spec, target) and not one.crowds(source, target)
-            checks = (
-                not one.bulk and _checks(way, spec, target) and not _checks(one, source, target)
-            )
-            cost = (
-                -math.log2(shares[key])
-                + (_SHIFTED if is_shifted and not one.shifted(source) else 0)
-                + (_CHECKED_ANEW if checks else 0)
-                + (_ELEMENTWISE if one.vector == 1 and not one.bulk else 0)
-                + (_CROWDED if crowds else 0)
-                + _alignment_cost(way, spec, source)
-                + _QUARTERS * math.log2(_in_quarters(way))
-                + _IDLE * math.log2(way.cluster * way.padded_columns(spec, target) / columns)
-                + _DISTANCE * distance
-                + _WARPS * abs(math.log2(way.subgroups / subgroups))
-                + _GROUPS * abs(math.log2(_groups(way) / _groups(one)))
-                + _CHUNKS * abs(math.log2(way.chunks(spec, target) / old))
-            )
-            ways.append((cost, way, one, source))
-    # Whether one is legal takes longer to find than its cost; so only the best are asked.
-    for _, way, one, source in sorted(ways, key=lambda each: each[0]):
-        if way.illegal(spec, target) is None and _fits(way, spec, one, source, target):
-            yield way
+        way = replace(
+            one,
+            workgroups=workgroups,
+            warps=warps,
+            groups=groups,
+            subgroup_rows=rows,
+        )
+        crowds = way.crowds(spec, target) and not one.crowds(source, target)
+        checks = not one.bulk and _checks(way, spec, target) and not _checks(one, source, target)
+        cost = (
+            -math.log2(share)
+            + (_SHIFTED if is_shifted and not one.shifted(source) else 0)
+            + (_CHECKED_ANEW if checks else 0)
+            + (_ELEMENTWISE if one.vector == 1 and not one.bulk else 0)
+            + (_CROWDED if crowds else 0)
+            + _alignment_cost(way, spec, source)
+            + _QUARTERS * math.log2(_in_quarters(way))
+            + _IDLE * math.log2(way.cluster * way.padded_columns(spec, target) / columns)
+            + _DISTANCE * distance
+            + _WARPS * abs(math.log2(way.subgroups / subgroups))
+            + _GROUPS * abs(math.log2(_groups(way) / _groups(one)))
+            + _CHUNKS * abs(math.log2(way.chunks(spec, target) / old))
+        )
+        yield _Way(cost, way, one, source)
 
 
 def _fits(way: OnePass, spec: NormSpec, one: OnePass, source: NormSpec, target: Target) -> bool:

@@ -104,5 +104,5 @@ def test_wide_rows_are_chosen_so(columns: int, target: str, spec: NormSpec) -> N
     wide, gpu = replace(spec, normalized_shape=(columns,)), find_target(target)
     how = without_few_rows(wide, gpu)
     assert isinstance(how, OnePass)
-    assert how.loads_late or (columns, target) != (8192, "sm_80")
+    assert how.loads_late == (columns > 16384 or target == "sm_75")  # which nobody measured
     assert_right_in_emulation(built(wide, gpu, how)[0], wide, 2, adversarial=10)
