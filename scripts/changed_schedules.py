@@ -6,11 +6,10 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from iree_lnbwd import schedules
 from iree_lnbwd.hardware.products import Product
 from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.spec import NormSpec
-from iree_lnbwd.schedules import OnePass
+from iree_lnbwd.schedules import OnePass, TwoPass
 from iree_lnbwd.schedules.choosing import alternatives
 from iree_lnbwd.schedules.finalize import with_finalize
 from iree_lnbwd.schedules.rules import alike
@@ -27,22 +26,29 @@ _TRIES = 60  # for each schedule that is wanted: most of what is drawn is not le
 
 
 def near(
-    spec: NormSpec, target: Target, product: Product, fitted: int, changed: int, seed: int
+    chosen: OnePass | TwoPass,
+    spec: NormSpec,
+    target: Target,
+    product: Product,
+    fitted: int,
+    changed: int,
+    seed: int,
 ) -> list[OnePass]:
-    """The chosen schedule first, then others that fit, then some of these with numbers changed.
+    """Others that fit, best first, and then some of these, and of the chosen one, changed.
 
     Args:
-        spec: A backward; few rows are left out.
+        chosen: Without few rows, which no other has.
+        spec: A backward.
         target: Where.
         product: The GPU, or one like it.
         fitted: How many of `alternatives`, at most.
         changed: How many more, at most.
         seed: The same arguments give the same schedules.
     """
-    chosen = schedules.choose(spec, target, product)
-    found = [replace(chosen, few_rows=None)] if isinstance(chosen, OnePass) else []
+    known = [chosen] if isinstance(chosen, OnePass) else []
+    found = list(known)
     for other in alternatives(spec, target, product):
-        if len(found) > fitted:
+        if len(found) == len(known) + fitted:
             break
         one = with_finalize(replace(other, few_rows=None), spec, target, product)
         if one not in found and one.illegal(spec, target) is None and one.has_room(spec, target):
@@ -54,7 +60,7 @@ def near(
         one = _changed(rng.choice(best), spec, target, product, rng)
         if one not in found and _is_legal(one, spec, target):
             found.append(one)
-    return found
+    return found[len(known) :]
 
 
 def _is_legal(one: OnePass, spec: NormSpec, target: Target) -> bool:

@@ -1,4 +1,4 @@
-"""Widths that are drawn at random, for `scripts/tune` and `scripts/benchmark`."""
+"""Widths on a command line, given or drawn at random: of `scripts/tune` and `scripts/benchmark`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ _WHOLE = 8  # elements of 16 bits that the widest access has
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options ``--random``, ``--multiples-of-8`` and ``--seed``."""
+    """The options ``--columns``, ``--random``, ``--multiples-of-8`` and ``--seed``."""
+    parser.add_argument("--columns", type=numbers, default=[], help="widths, apart by commas")
     parser.add_argument("--random", type=_range, metavar="COUNT:LOW:HIGH", help="widths to draw")
     parser.add_argument("--multiples-of-8", action="store_true", help="draw these; else none is")
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn")
 
 
-def drawn(options: argparse.Namespace) -> list[int]:
-    """Widths in order, one in each of as many equal parts of the octaves; none if none is asked."""
+def widths_of(options: argparse.Namespace) -> list[int]:
+    """The given ones and the drawn ones, in order; the latter in equal parts of the octaves."""
+    found = set(options.columns)
     if options.random is None:
-        return []
+        return sorted(found)
     count, low, high = options.random
-    rng, found = random.Random(options.seed), set()
+    rng = random.Random(options.seed)
     for part in range(count):
         width = round(low * (high / low) ** ((part + rng.random()) / count))
         if options.multiples_of_8:
@@ -30,6 +32,13 @@ def drawn(options: argparse.Namespace) -> list[int]:
             width += 1
         found.add(width)
     return sorted(found)
+
+
+def numbers(text: str) -> list[int]:
+    """What an option says: numbers from 1 on, apart by commas."""
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
+        raise argparse.ArgumentTypeError(f"expected numbers like 768,1024, got {text!r}")
+    return [int(one) for one in text.split(",")]
 
 
 def _range(text: str) -> tuple[int, int, int]:

@@ -9,17 +9,18 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
-from drawn_widths import add_options, drawn
+from drawn_widths import add_options, widths_of
 
 
 def widths(*words: str) -> list[int]:
     parser = argparse.ArgumentParser()
     add_options(parser)
-    return drawn(parser.parse_args(words))
+    return widths_of(parser.parse_args(words))
 
 
 def test_none_are_drawn_unasked() -> None:
     assert widths("--seed=7") == []
+    assert widths("--seed=7", "--columns=96,8") == [8, 96]
 
 
 @pytest.mark.parametrize("seed", range(20))
