@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from iree_lnbwd import runtime
 from iree_lnbwd.bundles import serving
-from iree_lnbwd.errors import CompileError
+from iree_lnbwd.errors import ArtifactError, CompileError
 from iree_lnbwd.hardware.devices import DeviceUri, target_of
 from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.spec import NormSpec
@@ -127,6 +127,16 @@ def origin(spec: NormSpec, uri: DeviceUri) -> Origin:
 
 _missing: set[_Key] = set()
 MODULES = Modules(loaded, _known, _missing)
+
+
+def there() -> tuple[str, ...]:
+    """The names of the modules that calls find without a compiler."""
+    try:
+        bundle = serving.named_by_user()
+    except ArtifactError:  # calls say so
+        bundle = None
+    members = () if bundle is None else tuple(member.name for member in bundle.members)
+    return (*members, *cache.written())
 
 
 def telling(compiling: Compiling) -> Modules:

@@ -39,6 +39,15 @@ _VERSION = re.compile(r"compiler version (\S+(?: @ \w+)?)")
 _MOST_LINES, _MOST_LETTERS = 3, 300
 
 
+def is_installed() -> bool:
+    """Whether there is a compiler; it may fail."""
+    try:
+        metadata.version(_PACKAGE)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
 def version() -> str:
     """The version of iree-base-compiler, or of the other compiler that IREE is told to use.
 

@@ -204,6 +204,14 @@ def standing_in(target: Target) -> tuple[Target, ...]:
     return older_targets(target)
 
 
+def written() -> tuple[str, ...]:
+    """The names of the modules that `compile` wrote into the folder; none if it is unusable."""
+    try:
+        return tuple(name for name in _FOLDER.names() if PurePath(name).suffix == ".vmfb")
+    except UnusableError:
+        return ()
+
+
 def _written_for(spec: NormSpec, target: Target) -> tuple[bytes, Manifest] | None:
     """The module that `compile` wrote into the folder itself for exactly this target."""
     kept = read(_ITSELF, *(names := _names(spec, target)))

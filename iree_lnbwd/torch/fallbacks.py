@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from iree_lnbwd import notices
 from iree_lnbwd.calls import modules
 from iree_lnbwd.calls.modules import Compiling
+from iree_lnbwd.compiling import iree_compile
 from iree_lnbwd.errors import CompileError, one_line
 from iree_lnbwd.hardware.devices import DeviceUri
 from iree_lnbwd.ops.spec import NormSpec
@@ -48,6 +49,18 @@ class Refusals:
         except CompileError as error:
             self._reasons[key] = str(error)
             raise
+
+    def expects(self, spec: NormSpec, uri: DeviceUri, compiling: Compiling) -> bool:
+        """Whether a call may find a module. Where there is no compiler, it is loaded now."""
+        if (spec, uri) in self._reasons:
+            return False
+        if iree_compile.is_installed():
+            return True
+        try:
+            self.load(spec, uri, compiling)
+        except CompileError:
+            return False
+        return True
 
     def count(self, error: CompileError) -> None:
         """Counts a call that PyTorch's operators compute; a new reason is told."""

@@ -182,7 +182,25 @@ def known_backward(
             *(grad_input_copy_dtype, grad_input_sum_dtype),
         )
         return type(zeros)(*(None if g is None else g.zero_() for g in zeros)), None
-    asked = _asked(op, given, output_mask)
+    options = backward_options(
+        *(op, given, normalized_shape, output_mask, eps, weight_offset, rows_per_set),
+        *(grad_input_copy_dtype, grad_input_sum_dtype),
+    )
+    return _call(tensors, options, modules)
+
+
+def backward_options(
+    op: Op,
+    given: Collection[str],
+    normalized_shape: Sequence[int],
+    output_mask: Sequence[bool],
+    eps: float | None,
+    weight_offset: float,
+    rows_per_set: int | None = None,
+    grad_input_copy_dtype: torch.dtype | None = None,
+    grad_input_sum_dtype: torch.dtype | None = None,
+) -> Options:
+    """What `backward` has beside the tensors, checked; ``given`` are the names of these."""
     copied, summed = (
         None if given is None else dtypes.check(given, name)
         for name, given in (
@@ -190,13 +208,12 @@ def known_backward(
             ("grad_input_sum_dtype", grad_input_sum_dtype),
         )
     )
-    options = Options(
-        *(op, tuple(normalized_shape), asked, weight_offset, eps),
+    return Options(
+        *(op, tuple(normalized_shape), _asked(op, given, output_mask), weight_offset, eps),
         rows_per_set=rows_per_set,
         grad_input_copy_dtype=copied,
         grad_input_sum_dtype=summed,
     )
-    return _call(tensors, options, modules)
 
 
 def _call(
@@ -254,7 +271,7 @@ def tune(shapes: Collection[tuple[int, ...]]) -> None:
         native.forget()
 
 
-def _asked(op: Op, given: Mapping[str, Tensor], output_mask: Sequence[bool]) -> tuple[bool, ...]:
+def _asked(op: Op, given: Collection[str], output_mask: Sequence[bool]) -> tuple[bool, ...]:
     """Which gradients to compute: of what is not there, none."""
     return asked_of(op, output_mask, has_weight="weight" in given, has_bias="bias" in given)
 
@@ -302,6 +319,11 @@ def _check_shapes(
 
 def _say_compiling(spec: NormSpec, target: Target) -> None:
     notices.log(_log, "compiling %s for %s", spec.name, target.name)
+
+
+def expects(spec: NormSpec, uri: DeviceUri) -> bool:
+    """Whether a call may find a module; without a compiler, it is loaded now if it is there."""
+    return REFUSALS.expects(spec, uri, _say_compiling)
 
 
 _MODULES = modules.telling(_say_compiling)

@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from iree_lnbwd.hardware.devices import DeviceUri
+from iree_lnbwd.hardware.devices import DEFAULT_DEVICE, DeviceUri
 from iree_lnbwd.ops.arguments import Array, GpuArray
 from iree_lnbwd.ops.layouts import ACCESS_BYTES
 from iree_lnbwd.runtime.frameworks.dlpack import view_of
@@ -28,6 +28,15 @@ def is_torch(array: Any) -> bool:
     """Whether an object is a PyTorch tensor."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
+
+
+def uri_of(device: Any) -> DeviceUri:
+    """A device of PyTorch's, a CPU or a GPU; without an index, the current one."""
+    torch = sys.modules["torch"]
+    if device.type == "cpu":
+        return DeviceUri.parse(DEFAULT_DEVICE)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return DeviceUri("hip" if torch.version.hip else "cuda", index)
 
 
 def tensors_memory(name: str, tensor: Any) -> Array:
@@ -160,7 +169,6 @@ class _TorchOnGpu:
         # The class of such a wrapper looks like any tensor's. It has no address, but nobody asks
         # for one if only its element type matters.
         self._is_functional: Callable[[Any], bool] = self._torch._is_functional_tensor
-        self._driver = "hip" if self._torch.version.hip else "cuda"
         self._numpy = _numpy_types()
         self._dtypes = {ours: theirs for theirs, ours in self._numpy.items()}
         self._dtypes[np.dtype(np.uint8)] = self._torch.uint8
@@ -207,7 +215,7 @@ class _TorchOnGpu:
         return GpuArray(
             shape=tuple(array.shape),
             dtype=self._numpy.get(array.dtype, array.dtype),
-            device=str(DeviceUri(self._driver, array.get_device())),
+            device=str(uri_of(array.device)),
             contiguous=not lazy and array.is_contiguous(),
             strides=_strides(array) if not lazy else None,
         )

@@ -6,7 +6,6 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -31,11 +30,12 @@ _ATEN = torch.ops.aten
 _PRODUCTS = frozenset(
     {_ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default, _ATEN.baddbmm.default}
 )
-_OURS = MappingProxyType({gradients.operator: gradients for gradients in GRADIENTS})
 
 
 def lower(graph: Graph, decompositions: Callable[[], Any]) -> int:
-    """Takes the backwards of a graph apart that inductor is to compute: those of narrow rows.
+    """Takes the backwards of a graph apart that inductor is to compute.
+
+    These are those of narrow rows, and those that there is no module for.
 
     Args:
         graph: It may need sorting then.
@@ -44,27 +44,30 @@ def lower(graph: Graph, decompositions: Callable[[], Any]) -> int:
     Returns:
         How many.
     """
-    return _lower(graph, decompositions, lambda data: True)
+    return _lower(graph, decompositions, lambda call: _is_inductors(call) or not call.is_served())
 
 
 def lower_widened(graph: Graph, decompositions: Callable[[], Any]) -> int:
-    """As `lower`, those alone whose rows were cast to a wider type."""
-    return _lower(graph, decompositions, graphs.is_widened)
+    """Takes those of narrow rows apart that were cast to a wider type, as `lower`."""
+    return _lower(
+        graph, decompositions, lambda call: _is_inductors(call) and graphs.is_widened(call.data)
+    )
 
 
 def _lower(
-    graph: Graph, decompositions: Callable[[], Any], is_taken: Callable[[Node], bool]
+    graph: Graph, decompositions: Callable[[], Any], is_taken: Callable[[Call], bool]
 ) -> int:
     count = 0
     for node in list(graph.nodes):
-        gradients = _OURS.get(node.target)
-        if gradients is None:
-            continue
-        given = graphs.arguments(node)
-        if is_narrow(given["normalized_shape"]) and is_taken(given[gradients.op.data.name]):
-            graphs.take_apart(node, functools.partial(_by_aten, gradients), decompositions)
+        call = call_of(node)
+        if call is not None and call.is_ours and is_taken(call):
+            graphs.take_apart(node, functools.partial(_by_aten, call.gradients), decompositions)
             count += 1
     return count
+
+
+def _is_inductors(call: Call) -> bool:
+    return call.gradients in GRADIENTS and is_narrow(call.options[0])
 
 
 def is_narrow(normalized_shape: Sequence[object]) -> bool:
@@ -75,7 +78,8 @@ def is_narrow(normalized_shape: Sequence[object]) -> bool:
 
 def _by_aten(gradients: Gradients, *arguments: Any) -> tuple[Any, ...]:
     count = len(gradients.arguments)
-    return tuple(aten.gradients(gradients.op, arguments[:count], *arguments[count:]))
+    options = gradients.options(arguments[count:])
+    return tuple(aten.gradients(gradients.op, arguments[:count], **options))
 
 
 def fold(graph: Graph) -> tuple[int, int, int]:
@@ -138,10 +142,11 @@ def _with_all_gradients(call: Call) -> tuple[Call, int]:
         )
     ):
         return call, 0
-    graph = call.node.graph
+    names_, graph = names((GRAD_OUTPUT, *MORE_GRAD_OUTPUTS)), call.node.graph
+    if not call.is_served(dict(zip(names_, given, strict=False))):
+        return call, 0
     with graph.inserting_before(call.node):
         given = [graphs.like(graph, each, x) for each in given]
-    names_ = names((GRAD_OUTPUT, *MORE_GRAD_OUTPUTS))
     changed = call.with_tensors(dict(zip(names_, given, strict=False)))
     graphs.erase_unused(dy)
     return changed, len(terms) - 1
@@ -169,6 +174,8 @@ def _without_cast(call: Call) -> tuple[Call, bool]:
     source = graphs.before_widening(dy)
     if source is None or x.meta["val"].dtype not in (source.meta["val"].dtype, torch.float32):
         return call, False
+    if not call.is_served({GRAD_OUTPUT.name: source}):
+        return call, False
     graph = call.node.graph
     with graph.inserting_before(call.node):
         grad_output = graphs.like(graph, source, x)
@@ -193,7 +200,7 @@ def _with_addition(call: Call) -> tuple[Call, bool]:
         return call, False
     (skip,) = skips
     assert isinstance(skip, Node)
-    if graphs.depends(skip, call.node):
+    if graphs.depends(skip, call.node) or not call.is_served({name: skip}):
         return call, False
     graph = call.node.graph
     with graph.inserting_before(call.node):
@@ -222,6 +229,8 @@ def _with_copy(call: Call) -> bool:
     if not read:
         return False
     narrow, graph = read[0].args[1], call.node.graph
+    if not call.is_served({}, gradients, (*call.options, narrow)):
+        return False
     given = dict(zip(call.gradients.arguments, call.tensors, strict=True))
     changed = call.by(gradients, given, (*call.options, narrow))
     with graph.inserting_after(changed.node):
@@ -253,6 +262,8 @@ def _with_sum(call: Call) -> int:
     if not found:
         return 0
     dtype, graph = found[0].meta["val"].dtype, call.node.graph
+    if not call.is_served({}, gradients, (*call.options, dtype)):
+        return 0
     sums = [node for node in found if node.meta["val"].dtype == dtype]
     given = dict(zip(call.gradients.arguments, call.tensors, strict=True))
     changed = call.by(gradients, given, (*call.options, dtype))

@@ -12,7 +12,7 @@ from torch.fx import Node
 from iree_lnbwd.ops.arguments import DEFAULT_EPS
 from iree_lnbwd.ops.operands import GRAD_OUTPUT
 from iree_lnbwd.torch import supported
-from iree_lnbwd.torch.inductor import graphs
+from iree_lnbwd.torch.inductor import graphs, served
 from iree_lnbwd.torch.operator_table import ALL_GRADIENTS, GRADIENTS, Gradients, in_order
 from iree_lnbwd.torch.overrides_in_python import ATENS
 
@@ -47,6 +47,11 @@ class Call(NamedTuple):
     options: tuple[Any, ...]
 
     @property
+    def is_ours(self) -> bool:
+        """Whether it is a call of our operator, not of PyTorch's."""
+        return self.node.target is self.gradients.operator
+
+    @property
     def data(self) -> Node:
         """The input, or the output in its place."""
         data = self.tensor(self.gradients.op.data.name)
@@ -68,6 +73,24 @@ class Call(NamedTuple):
     def takes(self, name: str) -> bool:
         """Whether the op has such an argument."""
         return name in self.gradients.arguments
+
+    def is_served(
+        self,
+        changed: Mapping[str, Node] = MappingProxyType({}),
+        gradients: Gradients | None = None,
+        options: tuple[Any, ...] | None = None,
+    ) -> bool:
+        """Whether it may find a module, with other arguments, by another operator.
+
+        Args:
+            changed: Tensors by name; of these, element types count.
+            gradients: The operator; None takes its own.
+            options: The other arguments; None takes its own.
+        """
+        given = {**dict(zip(self.gradients.arguments, self.tensors, strict=True)), **changed}
+        kinds = {name: supported.kind(graphs.value(node)) for name, node in given.items()}
+        options = self.options if options is None else options
+        return served.is_served(gradients or self.gradients, kinds, options)
 
     def with_tensors(self, changed: Mapping[str, Node]) -> Call:
         """With other arguments, by our operator; they may have other element types."""
@@ -96,12 +119,20 @@ def call_of(node: Node) -> Call | None:
     if gradients is None:
         return None
     given = graphs.arguments(node)
-    dims, mask = given.pop("normalized_shape"), given.pop("output_mask")
-    tensors = in_order(gradients.op, grad_output=given.pop("grad_out"), **given)
     rstd = graphs.value(given["rstd"])
     # PyTorch's statistics in 16 bits, on the CPU: if they are widened, additions can be folded. But
     # a step of two blocks of 512 columns took 83 to 86 ms with it, and 84 without (2 cores, EPYC).
     if rstd is None or rstd.dtype in supported.HALF:
         return None
+    return Call(node, gradients, *as_ours(gradients, given))
+
+
+def as_ours(
+    gradients: Gradients, given: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The tensors and options of our operator, from the arguments of PyTorch's by name."""
+    tensors = dict(given)
+    dims, mask = tensors.pop("normalized_shape"), tensors.pop("output_mask")
+    in_place = in_order(gradients.op, grad_output=tensors.pop("grad_out"), **tensors)
     mask = (*mask, *(False for _ in gradients.results[len(mask) :]))
-    return Call(node, gradients, tensors, (dims, mask, _EPS, 0.0))
+    return in_place, (dims, mask, _EPS, 0.0)

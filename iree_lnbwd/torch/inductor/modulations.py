@@ -28,7 +28,7 @@ from iree_lnbwd.ops.operands import (
     WEIGHT,
 )
 from iree_lnbwd.torch import supported
-from iree_lnbwd.torch.inductor import graphs
+from iree_lnbwd.torch.inductor import graphs, served
 from iree_lnbwd.torch.inductor.backwards import is_narrow
 from iree_lnbwd.torch.inductor.calls import Call, call_of
 from iree_lnbwd.torch.operator_table import GRADIENTS, NORMS, OF_SETS
@@ -96,19 +96,27 @@ def _fold(call: Call) -> bool:
     if any(graphs.depends(each, of_rows.node) for each in needed for of_rows in sums):
         return False
     dims, mask, eps, _ = call.options
-    graph, x = call.node.graph, call.data
-    types = {_type_of(each.node) for each in sums}
+    wanted = [mask[0], of_scale is not None, of_shift is not None]
     value = scaled.scale.meta["val"]
+    dtype = value.dtype
+    if {_type_of(each.node) for each in sums} - {dtype}:  # the sums are used as they are
+        dtype = supported.wide(dtype)
+    gradients = _OF_SETS[call.gradients.op]
+    kinds = {name: supported.kind(graphs.value(node)) for name, node in tensors.items()}
+    kinds[WEIGHT.name] = (value.device, dtype)
+    kinds[BIAS.name] = kinds[WEIGHT.name] if of_shift else None
+    if not served.is_served(gradients, kinds, (dims, wanted, eps, 0.0, 1)):
+        return False
+    graph, x = call.node.graph, call.data
     with graph.inserting_before(call.node):
         weight = scaled.scale
-        if types - {value.dtype} and value.dtype in supported.HALF:  # the sums are used as they are
-            weight = graphs.call(graph, graphs.CONVERSION, weight, supported.wide(value.dtype))
+        if dtype != value.dtype:
+            weight = graphs.call(graph, graphs.CONVERSION, weight, dtype)
         shape = [_size(graph, weight, 0), *dims]
         weight = graphs.call(graph, _ATEN.view.default, weight, shape)
         rows = _product(graph, [_size(graph, x, at) for at in range(1, _leading(call))])
-    wanted = [mask[0], of_scale is not None, of_shift is not None]
     tensors.update({WEIGHT.name: weight, BIAS.name: weight if of_shift else None})  # for its type
-    new = call.by(_OF_SETS[call.gradients.op], tensors, (dims, wanted, eps, 0.0, rows))
+    new = call.by(gradients, tensors, (dims, wanted, eps, 0.0, rows))
     for place, each in enumerate((of_scale, of_shift), start=1):
         if each is not None:
             _replace(new, place, each, scaled.scale)

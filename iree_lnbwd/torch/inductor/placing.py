@@ -15,7 +15,14 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx import Graph
 
-from iree_lnbwd.torch.inductor import backwards, forwards, modulations, pytorchs, widened
+from iree_lnbwd.torch.inductor import (
+    backwards,
+    forwards,
+    modulations,
+    pytorchs,
+    served,
+    widened,
+)
 from iree_lnbwd.torch.inductor.state import STATE, Folded
 from iree_lnbwd.version import __version__
 
@@ -35,8 +42,8 @@ class _OurPass(CustomGraphPass):
             STATE.add(found)
 
     def uuid(self) -> Hashable:
-        """The package, the passes as they are written, and what of PyTorch's stays whole."""
-        changes = (_digest(), pytorchs.kept()) if STATE.is_on else ()
+        """The package, the passes as they are written, what stays whole, and modules there."""
+        changes = (_digest(), pytorchs.kept(), served.there()) if STATE.is_on else ()
         return ("iree_lnbwd", __version__, *changes)
 
     def __reduce__(self) -> str:

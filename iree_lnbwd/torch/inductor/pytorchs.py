@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 from torch._inductor import decomposition, lowering
 
-from iree_lnbwd.ops.operands import Op
 from iree_lnbwd.torch import supported
-from iree_lnbwd.torch.inductor import graphs
+from iree_lnbwd.torch.inductor import graphs, served
 from iree_lnbwd.torch.inductor.backwards import is_narrow
-from iree_lnbwd.torch.inductor.calls import PYTORCHS
+from iree_lnbwd.torch.inductor.calls import PYTORCHS, as_ours
+from iree_lnbwd.torch.operator_table import Gradients
 from iree_lnbwd.torch.override_places import is_in_place
 
 
@@ -29,7 +29,7 @@ def keep(is_placed: Callable[[], bool]) -> None:
     for operator, gradients in PYTORCHS.items():
         theirs = decomposition.decompositions.get(operator)
         if theirs is not None:
-            ours = _entry(operator, gradients.op, theirs, is_placed)
+            ours = _entry(operator, gradients, theirs, is_placed)
             decomposition.decompositions[operator] = ours
     decomposition.fast_random_decomps.cache_clear()  # a copy
 
@@ -45,29 +45,47 @@ def kept() -> tuple[str, ...]:
 
 
 def _entry(
-    operator: Any, op: Op, theirs: Callable[..., Any], is_placed: Callable[[], bool]
+    operator: Any,
+    gradients: Gradients,
+    theirs: Callable[..., Any],
+    is_placed: Callable[[], bool],
 ) -> Callable[..., Any]:
+    names = [argument.name for argument in operator._schema.arguments]
+
     @functools.wraps(theirs)
-    def decompose(grad_output: Tensor, input: Tensor, *others: Any, **named: Any) -> Any:
-        if is_placed() and _is_ours(op, grad_output, input, *others):
+    def decompose(*arguments: Any, **named: Any) -> Any:
+        given = {**dict(zip(names, arguments, strict=False)), **named}
+        if is_placed() and _is_ours(gradients, given):
             if operator not in lowering.lowerings:
                 lowering.make_fallback(
                     operator, lowering.require_contiguous, warn=False, override_decomp=True
                 )
             return NotImplemented
-        return theirs(grad_output, input, *others, **named)
+        return theirs(*arguments, **named)
 
     return decompose
 
 
-def _is_ours(op: Op, grad_output: Tensor, input: Tensor, *others: Any) -> bool:
-    """Whether our kernel would take a call, once it is compiled."""
-    tensors = [each for each in others if isinstance(each, Tensor)]
-    return (
-        is_in_place(input.device.type, op)
-        and not is_narrow(others[0])
-        and supported.are_taken(input, grad_output, *tensors)
+def _is_ours(gradients: Gradients, given: Mapping[str, Any]) -> bool:
+    """Whether our kernel would take a call, once it is compiled.
+
+    Args:
+        gradients: What it computes.
+        given: The arguments by PyTorch's names.
+    """
+    grad_output, input, rstd = given["grad_out"], given["input"], given["rstd"]
+    if not is_in_place(input.device.type, gradients.op) or is_narrow(given["normalized_shape"]):
+        return False
+    there = [each for each in given.values() if isinstance(each, Tensor)]
+    if not (
+        supported.are_taken(input, grad_output, *there)
         and graphs.is_dense(input)
         and graphs.is_dense(grad_output)
         and graphs.have_one_shape(input, grad_output)
-    )
+    ):
+        return False
+    if rstd.dtype in supported.HALF:  # on the CPU: our kernel computes others
+        return True
+    tensors, options = as_ours(gradients, given)
+    kinds = map(supported.kind, tensors)
+    return served.is_served(gradients, dict(zip(gradients.arguments, kinds, strict=True)), options)

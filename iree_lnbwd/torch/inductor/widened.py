@@ -38,6 +38,8 @@ def _fold(call: Call) -> bool:
     ]
     if any(cast.target is not graphs.CONVERSION or cast.args[1] != narrow for cast, _ in casts):
         return False
+    if not call.is_served({INPUT.name: source}):
+        return False
     graph = call.node.graph
     with graph.inserting_before(call.node):
         data = graphs.like(graph, source, call.data)
