@@ -22,7 +22,7 @@ from iree_lnbwd import DeviceError, runtime
 from iree_lnbwd.hardware.devices import DeviceUri
 
 CACHE_VARIABLE = "LNBWD_TEST_CACHE"
-_ONE_IN = 16  # costly cases of a file that a run takes
+_ONE_IN = 32  # costly cases of a file that a run takes
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # So a shell starts what runs in the background; what the tests interrupt would inherit it.
@@ -77,7 +77,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 @pytest.hookimpl(trylast=True)  # of what -k leaves
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Draws cases with the marker drawn: one in `_ONE_IN` of each file, and at least two."""
+    """Draws cases with the marker drawn: one in `_ONE_IN` of each file, and at least one."""
     again = getattr(config.option, "lf", False)  # absent without pytest's cache
     if config.option.every_case or again:
         return
@@ -89,7 +89,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             files.setdefault((item.path, for_gpus), []).append(item)
     left_out: set[pytest.Item] = set()
     for cases in files.values():
-        taken = min(len(cases), max(2, len(cases) // _ONE_IN))
+        taken = max(1, len(cases) // _ONE_IN)
         left_out.update(rng.sample(cases, len(cases) - taken))
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]

@@ -108,6 +108,7 @@ def test_stale_evidence(tmp_path: Path) -> None:
     assert "not what ran on a GPU and in the emulator\n" in run.stdout
 
 
+@pytest.mark.drawn
 def test_errors(tmp_path: Path) -> None:
     for arguments, message in (
         (("compare", tmp_path, tmp_path), "emulate: error: BITS: expected .npz files in"),

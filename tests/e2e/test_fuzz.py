@@ -117,6 +117,7 @@ def first_failure(kind: str, where: str = "cpu", most: int = 24) -> str:
     return next(filter(None, said), "")
 
 
+@pytest.mark.drawn
 def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By five percent, in one element of the last one."""
 
@@ -138,6 +139,7 @@ def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all("is wrong" in words for words in said if words)
 
 
+@pytest.mark.drawn
 def test_a_failure_without_a_name_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def nameless(**_: object) -> None:
         raise ValueError("something is wrong")
@@ -279,6 +281,7 @@ def test_a_wrong_replaced_norm_is_found(wrong: str, monkeypatch: pytest.MonkeyPa
     assert "is not what it was" in first_failure("replaced", most=6)
 
 
+@pytest.mark.drawn
 def test_a_run_goes_on_where_its_log_ends(tmp_path: Path) -> None:
     log = tmp_path / "fuzz.log"
     for cases in (6, 5):

@@ -89,6 +89,7 @@ some_specs = st.sampled_from(
 )
 
 
+@pytest.mark.drawn
 @settings(fresh, max_examples=50)
 @given(arguments_of(specs()))
 def test_every_gradient_is_within_its_tolerance(arguments: Arguments) -> None:

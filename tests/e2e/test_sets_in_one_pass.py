@@ -151,6 +151,7 @@ def test_each_set_has_its_share_of_the_workgroups() -> None:
         assert all(1 <= of_each_set(at_once, sets) <= at_once for sets in range(1, 3000))
 
 
+@pytest.mark.drawn
 def test_host_programs_share_out_as_plans_do() -> None:
     """Numbers of sets on all sides of that; of few rows, each set has few workgroups."""
     spec = NormSpec((64,), "bf16", weight_sets=True)

@@ -111,7 +111,6 @@ def function_of(call: BoundCall) -> Any:
 
 
 @pytest.mark.drawn
-@pytest.mark.drawn
 @pytest.mark.parametrize("spec", OF_ALL_FORMS, ids=lambda spec: spec.name)
 def test_product_whole_tensors_and_oracle_agree_with_the_reference(spec: NormSpec) -> None:
     assert_all_forms_right(spec)
@@ -132,6 +131,7 @@ def test_whole_tensors_of_any_number_of_sets(op: str) -> None:
             assert_right(norm.run(call), call)
 
 
+@pytest.mark.drawn
 @by_name
 def test_one_module_serves_all_sets(spec: NormSpec) -> None:
     """Whatever the numbers of rows, of sets and of a set's rows; some sets have none."""
@@ -343,6 +343,7 @@ def test_modules_say_what_they_take() -> None:
         with_sets(X)
 
 
+@pytest.mark.drawn
 def test_host_programs_launch_what_streams_launch() -> None:
     """The plan's numbers, as Python computes them for a stream, are those of the host program."""
     for spec in EMULATED:

@@ -748,6 +748,7 @@ def many_calls() -> list[BoundCall]:
     return calls
 
 
+@pytest.mark.drawn
 def test_each_term_of_each_bound_is_tried_or_argued() -> None:
     """Any that is a part of a result's bound on some data."""
     found = {
@@ -803,6 +804,7 @@ def test_an_exponential_that_is_barely_normal_is_not_flushed(gate: float) -> Non
         np.testing.assert_allclose(got, bound, rtol=1e-7, err_msg=name)
 
 
+@pytest.mark.drawn
 def test_terms_that_are_argued_are_small() -> None:
     for call in many_calls():
         tolerance = judge(call).tolerance
