@@ -227,14 +227,15 @@ def nearby(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePass
 
 
 def _fits(one: OnePass, kind: Key, spec: NormSpec, target: Target) -> bool:
-    """Whether a GPU has what a schedule was measured with, and registers for a gate.
+    """Whether a GPU has what a schedule was measured with, and registers for what it reads more.
 
     The GPU may have less shared memory than the measured one. Where registers for a gate were
-    spilled, an RMS norm's backward took twice as long (H200, 128 columns in bf16).
+    spilled, an RMS norm's backward took twice as long (H200, 128 columns in bf16). With several
+    gradients nothing was measured: schedules of one spilled up to 950 bytes (ptxas 12.9).
     """
     if not one.has_room(spec, target):
         return False
-    if spec.gate is None or (kind.has_gate and kind.op == spec.op):
+    if not reads_more(spec) or (kind.has_gate and kind.op == spec.op):
         return True
     return one.registers(spec, target) <= one.registers_available(target)
 

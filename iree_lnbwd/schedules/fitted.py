@@ -16,7 +16,6 @@ from iree_lnbwd.schedules.elements import (
     vector_of,
     widest_vector,
 )
-from iree_lnbwd.schedules.ir_types import reads_more
 from iree_lnbwd.schedules.measured import Key
 from iree_lnbwd.schedules.one_pass import OnePass
 from iree_lnbwd.schedules.rules import QUARTERS, alike, rows_of_a_subgroup, touched_columns
@@ -52,9 +51,9 @@ _CROWDED = 0.3  # less L1 cache than copies need (`targets.Target.roomy_shared_b
 # reports. With rows fetched into registers, each of two rows is checked.
 _CHECKED = 1.05
 _CHECKED_AHEAD = 1.1
-# Of rows that are not read again, beside a gate or other gradients: registers hold more then. With
-# a gate, an RMS norm's backward of 12064 columns in f32 needs some 180 where the estimate is 148.
-# It spilled, and reached 60 % of the ceiling (H200); 12288 columns, which need no checks, 92.
+# Of rows that are not read again, beside a gate: registers hold more then. An RMS norm's backward
+# of 12064 columns in f32 needs some 180 where the estimate is 148. It spilled, and reached 60 % of
+# the ceiling (H200); 12288 columns, which need no checks, 92.
 _CHECKED_BESIDE = 1.2
 # Where single elements are read, a few spilled registers cost less than a second pass.
 _SINGLE = 1.1
@@ -186,7 +185,8 @@ def _ways(
 def _fits(way: OnePass, spec: NormSpec, one: OnePass, source: NormSpec, target: Target) -> bool:
     """Whether registers suffice, by the estimate or by a measured schedule that took as many."""
     wanted, available = _registers(way, spec, target), way.registers_available(target)
-    measured = available >= one.registers_available(target)
+    # With several gradients none was.
+    measured = available >= one.registers_available(target) and spec.grad_outputs == 1
     return wanted <= (max(available, _registers(one, source, target)) if measured else available)
 
 
@@ -194,11 +194,11 @@ def _registers(one: OnePass, spec: NormSpec, target: Target) -> float:
     estimate = one.registers(spec, target)
     if one.vector == 1 and not one.bulk:
         return estimate / _SINGLE
-    if one.shifted(spec) or one.bulk:  # the estimate has its checks, or there are none
-        return estimate
+    if one.shifted(spec) or one.bulk or spec.grad_outputs > 1:
+        return estimate  # it has the checks, or there are none
     if not _checks(one, spec, target):
         return estimate
-    if reads_more(spec) and not one.rereads:
+    if spec.gate is not None and not one.rereads:
         return estimate * _CHECKED_BESIDE
     return estimate * (_CHECKED_AHEAD if one.ahead and not one.slots else _CHECKED)
 
