@@ -78,6 +78,8 @@ _WIDE_THREADS = (1024, 768, 512)  # of a multiprocessor's only workgroup, best f
 # of sm_80 and sm_90, on an H200). Up to there they did in 5 of 9 cells. Several gradients were not
 # timed.
 _MOST_GATED_LATE = 18_432
+# Of registers, that several gradients may lack before they are loaded late: some 100 bytes spill.
+_FEW_SPILLED = 0.15
 
 # Few rows. The number of threads and the narrowest tile were the fastest on an H200, at 4096
 # columns over all numbers of rows.
@@ -145,8 +147,7 @@ def choose(spec: NormSpec, target: Target, product: Product | None = None) -> Sc
 def alternatives(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePass]:
     """What `choose` completes the first legal one of, best first, for a backward on a GPU."""
     for one in chain(measured(spec, target, product), nearby(spec, target, product)):
-        usual = replace(one, defers=False) if reads_more(spec) else one
-        yield from _beside_sum(usual, spec, target)
+        yield from _beside_sum(one, spec, target)
     reasoned = chain(
         _staged(spec, target, product),
         _direct(spec, target, product),
@@ -156,6 +157,8 @@ def alternatives(spec: NormSpec, target: Target, product: Product) -> Iterator[O
         yield from _with_posted(_fitting(reasoned, spec, target), spec, target, product)
         return
     yield from _fitting(reasoned, spec, target)
+    if spec.grad_outputs > 1:
+        yield from spilling(spec, target, product)
     is_wide = spec.columns > _MOST_GATED_LATE and target.backend == "cuda"
     if spec.gate is None or not is_wide:
         late = _loaded_late(spec, target, product)
@@ -215,7 +218,7 @@ def measured(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePa
     known = serving(product)
     for kind in _kinds(spec):
         if kind in known and _fits(known[kind], kind, spec, target):
-            yield known[kind]
+            yield _usual(known[kind], spec)
 
 
 def nearby(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePass]:
@@ -223,21 +226,43 @@ def nearby(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePass
     for kind in _kinds(spec):
         for one in fitted(spec, target, serving(product), shares(product), kind):
             if _fits(one, kind, spec, target):
-                yield one
+                yield _usual(one, spec)
 
 
-def _fits(one: OnePass, kind: Key, spec: NormSpec, target: Target) -> bool:
+def spilling(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePass]:
+    """Those of `measured` and `nearby` that spill a little beside several gradients."""
+    known = serving(product)
+    for kind in _kinds(spec):
+        near = fitted(spec, target, known, shares(product), kind)
+        for one in chain((known[kind],) if kind in known else (), near):
+            if _fits(one, kind, spec, target, spilled=_FEW_SPILLED):
+                yield _usual(one, spec)
+
+
+def _usual(one: OnePass, spec: NormSpec) -> OnePass:
+    """As it is where more is read than dy and x: nothing waits for the row after."""
+    return replace(one, defers=False) if reads_more(spec) else one
+
+
+def _fits(one: OnePass, kind: Key, spec: NormSpec, target: Target, *, spilled: float = 0.0) -> bool:
     """Whether a GPU has what a schedule was measured with, and registers for what it reads more.
 
     The GPU may have less shared memory than the measured one. Where registers for a gate were
     spilled, an RMS norm's backward took twice as long (H200, 128 columns in bf16). With several
     gradients nothing was measured: schedules of one spilled up to 950 bytes (ptxas 12.9).
+
+    Args:
+        one: The schedule.
+        kind: What it was measured for.
+        spec: What is computed.
+        target: Where.
+        spilled: The part of a thread's registers that it may lack.
     """
     if not one.has_room(spec, target):
         return False
     if not reads_more(spec) or (kind.has_gate and kind.op == spec.op):
         return True
-    return one.registers(spec, target) <= one.registers_available(target)
+    return one.registers(spec, target) <= (1 + spilled) * one.registers_available(target)
 
 
 def _kinds(spec: NormSpec) -> tuple[Key, ...]:

@@ -183,10 +183,14 @@ def _ways(
 
 
 def _fits(way: OnePass, spec: NormSpec, one: OnePass, source: NormSpec, target: Target) -> bool:
-    """Whether registers suffice, by the estimate or by a measured schedule that took as many."""
+    """Whether registers suffice, by the estimate or by a measured schedule that took as many.
+
+    Of several gradients none was measured: those that choose look at the estimate.
+    """
+    if spec.grad_outputs > 1:
+        return True
     wanted, available = _registers(way, spec, target), way.registers_available(target)
-    # With several gradients none was.
-    measured = available >= one.registers_available(target) and spec.grad_outputs == 1
+    measured = available >= one.registers_available(target)
     return wanted <= (max(available, _registers(one, source, target)) if measured else available)
 
 
@@ -194,8 +198,8 @@ def _registers(one: OnePass, spec: NormSpec, target: Target) -> float:
     estimate = one.registers(spec, target)
     if one.vector == 1 and not one.bulk:
         return estimate / _SINGLE
-    if one.shifted(spec) or one.bulk or spec.grad_outputs > 1:
-        return estimate  # it has the checks, or there are none
+    if one.shifted(spec) or one.bulk:  # the estimate has its checks, or there are none
+        return estimate
     if not _checks(one, spec, target):
         return estimate
     if spec.gate is not None and not one.rereads:

@@ -43,9 +43,11 @@ _OF_DZ = 0.3
 _LATE, _LATE_CENTRED = 0.4, 1.2
 # What another gradient takes of this row and of the next, in times of its size; and how much too
 # high the estimate is then where rows stay in registers. By ptxas's reports of 380 schedules that
-# were measured with one gradient (sm_80, sm_90): of 234 that spill at most 16 bytes, 195 fit by it,
-# and of the others five, which spill up to 60.
+# were measured with one gradient (sm_80, sm_90): of 234 that spill at most 16 bytes, 193 fit by it,
+# and of the others four, which spill up to 60. Of layer norms, their sum beside rows that are read
+# again takes more.
 _ANOTHER_GRADIENT = 1.6
+_SUM_CENTRED = 0.5
 _KEPT_BESIDE_OTHERS = 1.25
 
 
@@ -265,8 +267,8 @@ class OnePassMemory(OnePassNumbers):
         if spec.grad_outputs == 1 or self.loads_late:
             return estimate
         others = _ANOTHER_GRADIENT * dy * (spec.grad_outputs - 1)
-        their_sum = words(spec) if self.rereads or spec.family.centres else 0
-        estimate += elements * (others + their_sum)
+        their_sum = self.rereads + (_SUM_CENTRED if self.rereads else 1) * spec.family.centres
+        estimate += elements * (others + their_sum * words(spec))
         has_room = not self.rereads and spec.grad_input_sum_dtype is None
         return estimate / _KEPT_BESIDE_OTHERS if has_room else estimate
 
