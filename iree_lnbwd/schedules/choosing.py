@@ -78,8 +78,9 @@ _WIDE_THREADS = (1024, 768, 512)  # of a multiprocessor's only workgroup, best f
 # of sm_80 and sm_90, on an H200). Up to there they did in 5 of 9 cells. Several gradients were not
 # timed.
 _MOST_GATED_LATE = 18_432
-# Of registers, that several gradients may lack before they are loaded late: some 100 bytes spill.
-_FEW_SPILLED = 0.15
+# Of registers, that several gradients may lack by the estimate: by as much it is off; and before
+# they are loaded late, where some 100 bytes spill.
+_NONE_SPILLED, _FEW_SPILLED = 0.05, 0.15
 
 # Few rows. The number of threads and the narrowest tile were the fastest on an H200, at 4096
 # columns over all numbers of rows.
@@ -217,7 +218,7 @@ def measured(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePa
     """Schedules that were measured as the fastest of this width."""
     known = serving(product)
     for kind in _kinds(spec):
-        if kind in known and _fits(known[kind], kind, spec, target):
+        if kind in known and _fits(known[kind], kind, spec, target, spilled=_NONE_SPILLED):
             yield _usual(known[kind], spec)
 
 
@@ -256,13 +257,14 @@ def _fits(one: OnePass, kind: Key, spec: NormSpec, target: Target, *, spilled: f
         kind: What it was measured for.
         spec: What is computed.
         target: Where.
-        spilled: The part of a thread's registers that it may lack.
+        spilled: The part of a thread's registers that several gradients may lack.
     """
     if not one.has_room(spec, target):
         return False
     if not reads_more(spec) or (kind.has_gate and kind.op == spec.op):
         return True
-    return one.registers(spec, target) <= (1 + spilled) * one.registers_available(target)
+    lacking = spilled if spec.gate is None else 0.0
+    return one.registers(spec, target) <= (1 + lacking) * one.registers_available(target)
 
 
 def _kinds(spec: NormSpec) -> tuple[Key, ...]:

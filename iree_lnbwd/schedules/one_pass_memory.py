@@ -41,14 +41,14 @@ _OF_DZ = 0.3
 # What another gradient of the output, or a gate, takes that is loaded late, without a mean and with
 # one; layer norm's gate takes it twice. By ptxas's reports of schedules of eight widths (sm_80).
 _LATE, _LATE_CENTRED = 0.4, 1.2
-# What another gradient takes of this row and of the next, in times of its size; and how much too
-# high the estimate is then where rows stay in registers. By ptxas's reports of 380 schedules that
-# were measured with one gradient (sm_80, sm_90): of 234 that spill at most 16 bytes, 193 fit by it,
-# and of the others four, which spill up to 60. Of layer norms, their sum beside rows that are read
-# again takes more.
+# What another gradient takes of this row and of the next, in times of its size; of layer norms, the
+# gradients' sum beside rows that are read again; and how much too high the estimate is where rows
+# stay in registers, without a mean and with one. By ptxas's reports of 398 schedules that were
+# measured with one gradient (sm_80, sm_90): of 234 that spill at most 16 bytes, 198 fit by it, and
+# of the others six, which spill up to 128.
 _ANOTHER_GRADIENT = 1.6
 _SUM_CENTRED = 0.5
-_KEPT_BESIDE_OTHERS = 1.25
+_KEPT_BESIDE_OTHERS, _KEPT_CENTRED = 1.33, 1.25
 
 
 @dataclass(frozen=True)
@@ -269,8 +269,9 @@ class OnePassMemory(OnePassNumbers):
         others = _ANOTHER_GRADIENT * dy * (spec.grad_outputs - 1)
         their_sum = self.rereads + (_SUM_CENTRED if self.rereads else 1) * spec.family.centres
         estimate += elements * (others + their_sum * words(spec))
-        has_room = not self.rereads and spec.grad_input_sum_dtype is None
-        return estimate / _KEPT_BESIDE_OTHERS if has_room else estimate
+        if self.rereads or spec.grad_input_sum_dtype is not None:
+            return estimate
+        return estimate / (_KEPT_CENTRED if spec.family.centres else _KEPT_BESIDE_OTHERS)
 
     def registers_available(self, target: Target) -> int:
         """Registers that a thread can have if a multiprocessor holds ``resident`` workgroups."""
