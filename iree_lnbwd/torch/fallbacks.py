@@ -11,7 +11,7 @@ from iree_lnbwd import notices
 from iree_lnbwd.calls import modules
 from iree_lnbwd.calls.modules import Compiling
 from iree_lnbwd.compiling import iree_compile
-from iree_lnbwd.errors import CompileError, one_line
+from iree_lnbwd.errors import ArtifactError, CompileError, DeviceError, one_line
 from iree_lnbwd.hardware.devices import DeviceUri
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.runtime import Norm
@@ -56,17 +56,26 @@ class Refusals:
             return False
         if iree_compile.is_installed():
             return True
-        try:
-            self.load(spec, uri, compiling)
-        except CompileError:
-            return False
+        with contextlib.suppress(ArtifactError, DeviceError):  # the call says so
+            try:
+                self.load(spec, uri, compiling)
+            except CompileError:
+                return False
         return True
+
+    def say(self, spec: NormSpec, uri: DeviceUri) -> None:
+        """Tells why there is no module that was not expected."""
+        if (reason := self._reasons.get((spec, uri))) is not None:
+            self._tell(CompileError(reason))
 
     def count(self, error: CompileError) -> None:
         """Counts a call that PyTorch's operators compute; a new reason is told."""
         if self._computed.asked is not None:
             return
         self._computed.number += 1
+        self._tell(error)
+
+    def _tell(self, error: CompileError) -> None:
         reason = one_line(error)
         if reason not in self._told:
             self._told.add(reason)

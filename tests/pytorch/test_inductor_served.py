@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -25,6 +26,9 @@ from iree_lnbwd.torch.fallbacks import REFUSALS
 from iree_lnbwd.torch.inductor.state import STATE, Folded
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+SAID = "PyTorch's operators compute norms without a module: compiling needs iree-base-compiler"
 
 
 class Model(nn.Module):  # type: ignore[misc]
@@ -102,12 +106,19 @@ def step(model: nn.Module, width: int) -> tuple[Folded, int]:
 
 
 def test_without_modules_all_is_inductors(
-    modules: Path, width: int, monkeypatch: pytest.MonkeyPatch
+    modules: Path,
+    width: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """Which is logged once."""
     model = Model(width)
     ours.replace_norms(model)
     leave_compiler_out(monkeypatch)
-    assert step(model, width) == (Folded(forwards=3, backwards=3), 0)
+    with caplog.at_level(logging.WARNING, logger="iree_lnbwd.torch"):
+        assert step(model, width) == (Folded(forwards=3, backwards=3), 0)
+    (said,) = (each.getMessage() for each in caplog.records if each.name == "iree_lnbwd.torch")
+    assert said.startswith(SAID)
 
 
 @pytest.mark.parametrize("there", ["plain", "with an addition"])

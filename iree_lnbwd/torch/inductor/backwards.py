@@ -44,7 +44,7 @@ def lower(graph: Graph, decompositions: Callable[[], Any]) -> int:
     Returns:
         How many.
     """
-    return _lower(graph, decompositions, lambda call: _is_inductors(call) or not call.is_served())
+    return _lower(graph, decompositions, lambda call: _is_inductors(call) or _lacks_module(call))
 
 
 def lower_widened(graph: Graph, decompositions: Callable[[], Any]) -> int:
@@ -68,6 +68,13 @@ def _lower(
 
 def _is_inductors(call: Call) -> bool:
     return call.gradients in GRADIENTS and is_narrow(call.options[0])
+
+
+def _lacks_module(call: Call) -> bool:
+    if (backward := call.backward()).is_served():
+        return False
+    backward.say_why_not()
+    return True
 
 
 def is_narrow(normalized_shape: Sequence[object]) -> bool:
@@ -143,7 +150,7 @@ def _with_all_gradients(call: Call) -> tuple[Call, int]:
     ):
         return call, 0
     names_, graph = names((GRAD_OUTPUT, *MORE_GRAD_OUTPUTS)), call.node.graph
-    if not call.is_served(dict(zip(names_, given, strict=False))):
+    if not call.backward(dict(zip(names_, given, strict=False))).is_served():
         return call, 0
     with graph.inserting_before(call.node):
         given = [graphs.like(graph, each, x) for each in given]
@@ -174,7 +181,7 @@ def _without_cast(call: Call) -> tuple[Call, bool]:
     source = graphs.before_widening(dy)
     if source is None or x.meta["val"].dtype not in (source.meta["val"].dtype, torch.float32):
         return call, False
-    if not call.is_served({GRAD_OUTPUT.name: source}):
+    if not call.backward({GRAD_OUTPUT.name: source}).is_served():
         return call, False
     graph = call.node.graph
     with graph.inserting_before(call.node):
@@ -200,7 +207,7 @@ def _with_addition(call: Call) -> tuple[Call, bool]:
         return call, False
     (skip,) = skips
     assert isinstance(skip, Node)
-    if graphs.depends(skip, call.node) or not call.is_served({name: skip}):
+    if graphs.depends(skip, call.node) or not call.backward({name: skip}).is_served():
         return call, False
     graph = call.node.graph
     with graph.inserting_before(call.node):
@@ -229,7 +236,7 @@ def _with_copy(call: Call) -> bool:
     if not read:
         return False
     narrow, graph = read[0].args[1], call.node.graph
-    if not call.is_served({}, gradients, (*call.options, narrow)):
+    if not call.backward({}, gradients, (*call.options, narrow)).is_served():
         return False
     given = dict(zip(call.gradients.arguments, call.tensors, strict=True))
     changed = call.by(gradients, given, (*call.options, narrow))
@@ -262,7 +269,7 @@ def _with_sum(call: Call) -> int:
     if not found:
         return 0
     dtype, graph = found[0].meta["val"].dtype, call.node.graph
-    if not call.is_served({}, gradients, (*call.options, dtype)):
+    if not call.backward({}, gradients, (*call.options, dtype)).is_served():
         return 0
     sums = [node for node in found if node.meta["val"].dtype == dtype]
     given = dict(zip(call.gradients.arguments, call.tensors, strict=True))

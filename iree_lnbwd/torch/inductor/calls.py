@@ -12,7 +12,8 @@ from torch.fx import Node
 from iree_lnbwd.ops.arguments import DEFAULT_EPS
 from iree_lnbwd.ops.operands import GRAD_OUTPUT
 from iree_lnbwd.torch import supported
-from iree_lnbwd.torch.inductor import graphs, served
+from iree_lnbwd.torch.inductor import graphs
+from iree_lnbwd.torch.inductor.served import Backward
 from iree_lnbwd.torch.operator_table import ALL_GRADIENTS, GRADIENTS, Gradients, in_order
 from iree_lnbwd.torch.overrides_in_python import ATENS
 
@@ -74,13 +75,13 @@ class Call(NamedTuple):
         """Whether the op has such an argument."""
         return name in self.gradients.arguments
 
-    def is_served(
+    def backward(
         self,
         changed: Mapping[str, Node] = MappingProxyType({}),
         gradients: Gradients | None = None,
         options: tuple[Any, ...] | None = None,
-    ) -> bool:
-        """Whether it may find a module, with other arguments, by another operator.
+    ) -> Backward:
+        """What its module depends on, with other arguments, by another operator.
 
         Args:
             changed: Tensors by name; of these, element types count.
@@ -90,7 +91,7 @@ class Call(NamedTuple):
         given = {**dict(zip(self.gradients.arguments, self.tensors, strict=True)), **changed}
         kinds = {name: supported.kind(graphs.value(node)) for name, node in given.items()}
         options = self.options if options is None else options
-        return served.is_served(gradients or self.gradients, kinds, options)
+        return Backward(gradients or self.gradients, kinds, options)
 
     def with_tensors(self, changed: Mapping[str, Node]) -> Call:
         """With other arguments, by our operator; they may have other element types."""

@@ -28,9 +28,10 @@ from iree_lnbwd.ops.operands import (
     WEIGHT,
 )
 from iree_lnbwd.torch import supported
-from iree_lnbwd.torch.inductor import graphs, served
+from iree_lnbwd.torch.inductor import graphs
 from iree_lnbwd.torch.inductor.backwards import is_narrow
 from iree_lnbwd.torch.inductor.calls import Call, call_of
+from iree_lnbwd.torch.inductor.served import Backward
 from iree_lnbwd.torch.operator_table import GRADIENTS, NORMS, OF_SETS
 
 _ATEN = torch.ops.aten
@@ -105,7 +106,7 @@ def _fold(call: Call) -> bool:
     kinds = {name: supported.kind(graphs.value(node)) for name, node in tensors.items()}
     kinds[WEIGHT.name] = (value.device, dtype)
     kinds[BIAS.name] = kinds[WEIGHT.name] if of_shift else None
-    if not served.is_served(gradients, kinds, (dims, wanted, eps, 0.0, 1)):
+    if not Backward(gradients, kinds, (dims, wanted, eps, 0.0, 1)).is_served():
         return False
     graph, x = call.node.graph, call.data
     with graph.inserting_before(call.node):

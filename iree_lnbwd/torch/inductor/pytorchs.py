@@ -10,9 +10,10 @@ from torch import Tensor
 from torch._inductor import decomposition, lowering
 
 from iree_lnbwd.torch import supported
-from iree_lnbwd.torch.inductor import graphs, served
+from iree_lnbwd.torch.inductor import graphs
 from iree_lnbwd.torch.inductor.backwards import is_narrow
 from iree_lnbwd.torch.inductor.calls import PYTORCHS, as_ours
+from iree_lnbwd.torch.inductor.served import Backward
 from iree_lnbwd.torch.operator_table import Gradients
 from iree_lnbwd.torch.override_places import is_in_place
 
@@ -87,5 +88,9 @@ def _is_ours(gradients: Gradients, given: Mapping[str, Any]) -> bool:
     if rstd.dtype in supported.HALF:  # on the CPU: our kernel computes others
         return True
     tensors, options = as_ours(gradients, given)
-    kinds = map(supported.kind, tensors)
-    return served.is_served(gradients, dict(zip(gradients.arguments, kinds, strict=True)), options)
+    kinds = dict(zip(gradients.arguments, map(supported.kind, tensors), strict=True))
+    backward = Backward(gradients, kinds, options)
+    if backward.is_served():
+        return True
+    backward.say_why_not()
+    return False

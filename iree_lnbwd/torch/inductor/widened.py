@@ -38,7 +38,7 @@ def _fold(call: Call) -> bool:
     ]
     if any(cast.target is not graphs.CONVERSION or cast.args[1] != narrow for cast, _ in casts):
         return False
-    if not call.is_served({INPUT.name: source}):
+    if not call.backward({INPUT.name: source}).is_served():
         return False
     graph = call.node.graph
     with graph.inserting_before(call.node):
