@@ -241,6 +241,7 @@ def test_command_on_random_rows() -> None:
     assert "passed: 6 of 6 results within tolerance, 2 cases" in run.stdout
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

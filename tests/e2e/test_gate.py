@@ -157,6 +157,7 @@ def test_wide_rows_are_right(spec: NormSpec) -> None:
     assert_right_in_emulation(built(spec, gpu, how)[0], spec, 3, adversarial=10)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("target", ["sm_80", "gfx942"])
 def test_two_passes_are_right_in_both_orders(target: str) -> None:
     gpu = find_target(target)

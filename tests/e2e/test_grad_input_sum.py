@@ -62,6 +62,7 @@ WAYS: dict[str, tuple[NormSpec, schedules.Schedule, str]] = {
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", WAYS)
 def test_by_every_way_through_the_rows(name: str) -> None:
     spec, how, target = WAYS[name]
@@ -69,6 +70,7 @@ def test_by_every_way_through_the_rows(name: str) -> None:
     assert_right_in_emulation(vmfb, spec, 1, 5, 37, adversarial=7)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("columns", [33, 200])
 @pytest.mark.parametrize("target", ["sm_90", "gfx1100"])
 def test_of_rows_that_share_a_subgroup(columns: int, target: str) -> None:

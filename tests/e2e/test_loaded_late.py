@@ -83,6 +83,7 @@ def test_results_are_right(spec: NormSpec, how: OnePass, target: str) -> None:
     assert_schedule_right_in_emulation(spec, how, find_target(target))
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     "spec", [GATED, NormSpec((1024,), "bf16", op=LAYER, grad_outputs=4)], ids=lambda s: s.name
 )

@@ -97,6 +97,7 @@ def test_the_widest_rows_that_are_chosen_for(
     assert_right_in_emulation(vmfb, spec, 3, adversarial=12)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("target", AMD)
 def test_no_memory_takes_what_registers_hold(target: str) -> None:
     """By what is chosen for drawn widths: estimates of registers are not below what LLVM needs."""

@@ -125,6 +125,7 @@ def test_one_set_has_the_bits_of_a_weight(way: Way) -> None:
     assert_same_bits(type(plain)(*flattened), plain)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", ["narrow rows", "narrow rows, copied", "narrow rows, AMD"])
 def test_a_row_of_another_set_leaves_no_nan(name: str) -> None:
     """Rows of a subgroup where the set has no more: they are not the last row of the call."""

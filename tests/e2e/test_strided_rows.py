@@ -62,6 +62,7 @@ def test_rows_apart_and_nothing_between_them(spec: NormSpec) -> None:
     assert_right(norm.run(call), call)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("op", OPS)
 def test_the_bits_are_those_of_dense_rows(op: str) -> None:
     spec = spec_of(op, 96, "f32")
@@ -173,6 +174,7 @@ def test_nothing_is_copied() -> None:
     assert peak < dx[:, :, 1].nbytes / 4
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("strided_rows", [False, True])
 @pytest.mark.parametrize("op", OPS)
 def test_storage_with_strides_is_filled_and_nothing_else(op: str, strided_rows: bool) -> None:
@@ -412,6 +414,7 @@ def test_on_emulated_gpus(spec: NormSpec, target: str, few: bool) -> None:
         assert_right(emulated.run(call), call)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_strides_of_an_output_are_counted_in_its_own_type(dtype: str, target: str) -> None:

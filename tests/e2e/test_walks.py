@@ -96,6 +96,7 @@ def test_results_are_right(spec: NormSpec, how: Forward) -> None:
     assert_right_in_emulation(vmfb, spec, 1, 5, 53, adversarial=matrix.ADVERSARIAL_ROWS)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("spec", "how"),
     [(_spec(1001), ONE), (_spec(5001), CLUSTER), (_spec(5001), STAGED)],

@@ -45,6 +45,7 @@ def test_a_sample(spec: NormSpec, target: str) -> None:
             assert candidates.shares_out_alike(one, chosen)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("target", ["sm_90", "gfx942", "gfx1100"])
 @pytest.mark.parametrize(
     ("op", "columns", "dtype"),

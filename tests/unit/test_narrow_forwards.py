@@ -30,6 +30,7 @@ def norm(columns: int, dtype: str, op: str = LAYER_NORM.name) -> NormSpec:
     return NormSpec((columns,), dtype, op=op, eps=1e-5)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("target", TARGETS)
 def test_rows_are_shared_out_by_what_is_normalized(target: str) -> None:
     """A fused residual, a gate behind the norm, and a fixed M leave a row's bits alone."""

@@ -232,6 +232,7 @@ def test_an_illegal_schedule_is_not_compiled() -> None:
         compiler.build(SPEC, gpu("sm_90"), schedule=illegal)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("target", GPUS, ids=lambda target: target.name)
 def test_every_width_has_a_home_that_is_legal(target: Target, dtype: str) -> None:
@@ -366,6 +367,7 @@ def test_what_falls_off_the_fast_path_says_why() -> None:
     assert WholeTensors("asked for").path(SPEC).endswith("(asked for)")
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("target", GPUS, ids=lambda target: target.name)
 @pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
 def test_forwards_of_every_width_are_legal(target: Target, op: str) -> None:
@@ -382,6 +384,7 @@ def test_forwards_of_every_width_are_legal(target: Target, op: str) -> None:
                 assert how.reads_once or columns > 4096
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("target", GPUS, ids=lambda target: target.name)
 @pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
 def test_forwards_with_sets_are_legal_at_every_width(target: Target, op: str) -> None:
@@ -395,6 +398,7 @@ def test_forwards_with_sets_are_legal_at_every_width(target: Target, op: str) ->
             assert all(form.illegal(spec, target) is None for form in how.forms(spec)), spec
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("target", GPUS, ids=lambda target: target.name)
 @pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
 def test_a_fused_residual_leaves_the_order_of_a_rows_sums(target: Target, op: str) -> None:
@@ -543,6 +547,7 @@ def test_what_is_assumed_of_the_hosts_memory() -> None:
     assert schedules.host_alignment(WholeTensors()) == 64
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("product", PRODUCTS.values(), ids=lambda product: product.name)
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_every_product_can_be_chosen_for(dtype: str, product: Product) -> None:
