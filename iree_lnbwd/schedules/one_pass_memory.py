@@ -48,7 +48,7 @@ _LATE, _LATE_CENTRED = 0.4, 1.2
 # of the others six, which spill up to 128.
 _ANOTHER_GRADIENT = 1.6
 _SUM_CENTRED = 0.5
-_KEPT_BESIDE_OTHERS, _KEPT_CENTRED = 1.33, 1.25
+_KEPT, _KEPT_CENTRED = 1.33, 1.25
 
 
 @dataclass(frozen=True)
@@ -266,12 +266,25 @@ class OnePassMemory(OnePassNumbers):
             estimate *= _SHIFTED_READ_AGAIN if self.rereads else _SHIFTED
         if spec.grad_outputs == 1 or self.loads_late:
             return estimate
-        others = _ANOTHER_GRADIENT * dy * (spec.grad_outputs - 1)
-        their_sum = self.rereads + (_SUM_CENTRED if self.rereads else 1) * spec.family.centres
-        estimate += elements * (others + their_sum * words(spec))
+        return self._beside_others(spec, estimate, elements * dy, elements * words(spec))
+
+    def _beside_others(
+        self, spec: NormSpec, estimate: float, dy_words: float, row_words: int
+    ) -> float:
+        """An estimate for one gradient of the output, for several.
+
+        Args:
+            spec: What is computed.
+            estimate: It.
+            dy_words: Words of a thread's part of a row of dy, as it comes.
+            row_words: In the type of the sums.
+        """
+        centres = spec.family.centres
+        their_sum = self.rereads + (_SUM_CENTRED if self.rereads else 1) * centres
+        estimate += _ANOTHER_GRADIENT * dy_words * (spec.grad_outputs - 1) + their_sum * row_words
         if self.rereads or spec.grad_input_sum_dtype is not None:
             return estimate
-        return estimate / (_KEPT_CENTRED if spec.family.centres else _KEPT_BESIDE_OTHERS)
+        return estimate / (_KEPT_CENTRED if centres else _KEPT)
 
     def registers_available(self, target: Target) -> int:
         """Registers that a thread can have if a multiprocessor holds ``resident`` workgroups."""
