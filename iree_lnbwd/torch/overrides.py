@@ -91,8 +91,8 @@ def enable(*, forwards: bool = False, override_others: bool = False) -> None:
     `status` counts such calls; each reason is logged once.
 
     Under ``torch.compile``, inductor keeps these backwards whole in graphs that it compiles from
-    then on, and `use_inductor_pass` says what goes into them. Such a graph stays as it was compiled
-    after `disable`.
+    then on, if they may find a module, and `use_inductor_pass` says what goes into them. Such a
+    graph stays as it was compiled after `disable`.
 
     A first call compiles modules as `layer_norm` does. The kernels are C++, which a release's wheel
     has, or which is compiled once. Where neither can be, PyTorch's stay, which is logged.

@@ -10,7 +10,8 @@ stays whole there, so inductor could not fuse it with its neighbours. The pass d
 - `modulations`: what multiplies a norm's output, for each sample, becomes a weight of its backward.
 - `widened`: a backward takes an input that was cast to f32 as it was before.
 - Both directions of narrow rows become inductor's own code.
-- `calls`: a backward in a graph, as a value.
+- `calls`: a backward in a graph, as a value; `served`: whether it will have a module. Where IREE's
+  compiler is not installed, a backward without one becomes inductor's own code, too.
 - `pytorchs`: under `enable`, the backwards of PyTorch's own norms stay whole, too, and the pass
   treats them as ours.
 - `placing`: puts the passes into inductor's configuration, beside those that are there.

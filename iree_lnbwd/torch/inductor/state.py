@@ -14,7 +14,7 @@ class Folded(NamedTuple):
         forwards: That became inductor's own code.
         additions: That went into a kernel of ours.
         casts: That went into a kernel of ours.
-        backwards: Of narrow rows, that became inductor's own code.
+        backwards: Of narrow rows, or without a module, that became inductor's own code.
         scales: Of outputs, that became weights of a backward of ours.
         sums: Over rows of an input's gradient, that a backward of ours computes.
     """

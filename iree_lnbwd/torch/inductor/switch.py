@@ -47,7 +47,8 @@ def use_inductor_pass(on: bool = True) -> None:
     are treated alike under `enable`.
 
     Rows that were cast to f32 are read as they were before, and scales of a norm's output become
-    weights of its backward.
+    weights of its backward. Where IREE's compiler is not installed, backwards that there is no
+    module for are inductor's, which is logged once.
 
     It is inductor's ``post_grad_custom_post_pass``, and ``joint_custom_pre_pass`` for these two,
     after the passes that are there already. If another takes its place later, `status` says so, and
