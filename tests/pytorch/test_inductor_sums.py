@@ -70,6 +70,7 @@ def gradients(
     return list(found), Folded(*(a - b for a, b in zip(STATE.folded(), before, strict=True)))
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("dtype", "dynamic"), [(torch.bfloat16, None), (torch.bfloat16, True), (torch.float32, None)]
 )
@@ -106,6 +107,7 @@ def test_under_enable_too() -> None:
         assert (mine - theirs).norm() <= 1e-5 * theirs.norm()
 
 
+@pytest.mark.drawn
 def test_other_sums_stay() -> None:
     """What is between the bias and the norm makes another sum; so do a copy's reader's."""
     torch.manual_seed(0)
@@ -132,6 +134,7 @@ class Shift(torch.autograd.Function):  # type: ignore[misc]
         return grad, grad.sum((0, 1), dtype=ctx.dtype)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("dtype", "sums"), [(torch.float32, 1), (torch.bfloat16, 1), (torch.float64, 0)]
 )
@@ -152,6 +155,7 @@ def test_a_sum_has_the_type_that_it_had(dtype: torch.dtype, sums: int) -> None:
     torch.testing.assert_close(found, eager, rtol=2**-7, atol=2**-5)
 
 
+@pytest.mark.drawn
 def test_of_rows_whose_width_a_compiler_does_not_know() -> None:
     def run(x: Tensor, bias: Tensor) -> Tensor:
         return ours.rms_norm(x + bias, (x.shape[-1],)).sin().sum()
