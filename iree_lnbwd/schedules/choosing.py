@@ -78,8 +78,9 @@ _WIDE_THREADS = (1024, 768, 512)  # of a multiprocessor's only workgroup, best f
 # of sm_80 and sm_90, on an H200). Up to there they did in 5 of 9 cells. Several gradients were not
 # timed.
 _MOST_GATED_LATE = 18_432
-# Of registers, that several gradients may lack by the estimate: by as much it is off; and before
-# they are loaded late, where some 100 bytes spill.
+# The part of its registers that a thread may lack by the estimate, beside several gradients:
+# nothing spills yet, by ptxas's reports; and some 100 bytes do, which comes before loading them
+# late.
 _NONE_SPILLED, _FEW_SPILLED = 0.05, 0.15
 
 # Few rows. The number of threads and the narrowest tile were the fastest on an H200, at 4096
