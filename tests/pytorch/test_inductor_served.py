@@ -121,6 +121,49 @@ def test_without_modules_all_is_inductors(
     assert said.startswith(SAID)
 
 
+class Modulated(nn.Module):  # type: ignore[misc]
+    """A norm with a scale and a shift for each of five samples."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width, self.linear = width, nn.Linear(width, 2 * width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[5, width] to [5, 3, width]."""
+        scale, shift = (each.contiguous() for each in self.linear(x).chunk(2, -1))
+        rows = torch.tanh(x).unsqueeze(1) * torch.arange(1, 4).reshape(3, 1)
+        return ours.modulated_layer_norm(rows, (self.width,), scale, shift)
+
+
+class Gated(nn.Module):  # type: ignore[misc]
+    """A norm whose gate comes first."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = ours.GatedRMSNorm(width, gate_first=True, eps=1e-5)
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] to the same shape."""
+        output: Tensor = self.norm(self.linear(x), x)
+        return output
+
+
+def from_output(width: int) -> nn.Module:
+    norm = ours.LayerNorm(width, memory_efficient=True)
+    return nn.Sequential(nn.Linear(width, width), norm, nn.Linear(width, width))
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize("make", [Gated, Modulated, from_output])
+def test_other_backwards_are_inductors_too(
+    make: Callable[[int], nn.Module], modules: Path, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make(width)
+    leave_compiler_out(monkeypatch)
+    assert step(model, width) == (Folded(forwards=1, backwards=1), 0)
+
+
 @pytest.mark.parametrize("there", ["plain", "with an addition"])
 def test_what_there_is_a_module_for_stays_whole(
     there: str, modules: Path, width: int, monkeypatch: pytest.MonkeyPatch

@@ -44,7 +44,9 @@ def lower(graph: Graph, decompositions: Callable[[], Any]) -> int:
     Returns:
         How many.
     """
-    return _lower(graph, decompositions, lambda call: _is_inductors(call) or _lacks_module(call))
+    return _lower(
+        graph, decompositions, lambda call: _is_inductors(call) or call.backward().is_left_out()
+    )
 
 
 def lower_widened(graph: Graph, decompositions: Callable[[], Any]) -> int:
@@ -68,13 +70,6 @@ def _lower(
 
 def _is_inductors(call: Call) -> bool:
     return call.gradients in GRADIENTS and is_narrow(call.options[0])
-
-
-def _lacks_module(call: Call) -> bool:
-    if (backward := call.backward()).is_served():
-        return False
-    backward.say_why_not()
-    return True
 
 
 def is_narrow(normalized_shape: Sequence[object]) -> bool:
@@ -236,7 +231,7 @@ def _with_copy(call: Call) -> bool:
     if not read:
         return False
     narrow, graph = read[0].args[1], call.node.graph
-    if not call.backward({}, gradients, (*call.options, narrow)).is_served():
+    if not call.backward(gradients=gradients, options=(*call.options, narrow)).is_served():
         return False
     given = dict(zip(call.gradients.arguments, call.tensors, strict=True))
     changed = call.by(gradients, given, (*call.options, narrow))
@@ -269,7 +264,7 @@ def _with_sum(call: Call) -> int:
     if not found:
         return 0
     dtype, graph = found[0].meta["val"].dtype, call.node.graph
-    if not call.backward({}, gradients, (*call.options, dtype)).is_served():
+    if not call.backward(gradients=gradients, options=(*call.options, dtype)).is_served():
         return 0
     sums = [node for node in found if node.meta["val"].dtype == dtype]
     given = dict(zip(call.gradients.arguments, call.tensors, strict=True))

@@ -89,8 +89,4 @@ def _is_ours(gradients: Gradients, given: Mapping[str, Any]) -> bool:
         return True
     tensors, options = as_ours(gradients, given)
     kinds = dict(zip(gradients.arguments, map(supported.kind, tensors), strict=True))
-    backward = Backward(gradients, kinds, options)
-    if backward.is_served():
-        return True
-    backward.say_why_not()
-    return False
+    return not Backward(gradients, kinds, options).is_left_out()

@@ -43,10 +43,13 @@ class Backward(NamedTuple):
         found = self._module()
         return found is None or tensor_calls.expects(*found)
 
-    def say_why_not(self) -> None:
-        """Logs once why it has none."""
-        if (found := self._module()) is not None:
-            REFUSALS.say(*found)
+    def is_left_out(self) -> bool:
+        """Whether it finds none; why that is, is logged once."""
+        found = self._module()
+        if found is None or tensor_calls.expects(*found):
+            return False
+        REFUSALS.say(*found)
+        return True
 
     def _module(self) -> tuple[NormSpec, DeviceUri] | None:
         """Which one a call takes, of rows that follow each other; None if only the call knows."""
