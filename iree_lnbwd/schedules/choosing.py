@@ -215,30 +215,37 @@ def choose_statistics(spec: NormSpec, target: Target) -> Forward:
     return choose_forward(spec, target, standing_for(target.name))
 
 
-def measured(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePass]:
-    """Schedules that were measured as the fastest of this width."""
+def measured(
+    spec: NormSpec, target: Target, product: Product, *, spilled: float = _NONE_SPILLED
+) -> Iterator[OnePass]:
+    """Schedules that were measured as the fastest of this width.
+
+    Args:
+        spec: What is computed.
+        target: Where.
+        product: The GPU.
+        spilled: The part of its registers that a thread may lack beside several gradients.
+    """
     known = serving(product)
     for kind in _kinds(spec):
-        if kind in known and _fits(known[kind], kind, spec, target, spilled=_NONE_SPILLED):
+        if kind in known and _fits(known[kind], kind, spec, target, spilled):
             yield _usual(known[kind], spec)
 
 
-def nearby(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePass]:
-    """Those that were measured as the fastest of widths near it, fitted to it."""
+def nearby(
+    spec: NormSpec, target: Target, product: Product, *, spilled: float = 0.0
+) -> Iterator[OnePass]:
+    """Those that were measured as the fastest of widths near it, fitted to it, as `measured`."""
     for kind in _kinds(spec):
         for one in fitted(spec, target, serving(product), shares(product), kind):
-            if _fits(one, kind, spec, target):
+            if _fits(one, kind, spec, target, spilled):
                 yield _usual(one, spec)
 
 
 def spilling(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePass]:
     """Those of `measured` and `nearby` that spill a little beside several gradients."""
-    known = serving(product)
-    for kind in _kinds(spec):
-        near = fitted(spec, target, known, shares(product), kind)
-        for one in chain((known[kind],) if kind in known else (), near):
-            if _fits(one, kind, spec, target, spilled=_FEW_SPILLED):
-                yield _usual(one, spec)
+    given = (spec, target, product)
+    return chain(measured(*given, spilled=_FEW_SPILLED), nearby(*given, spilled=_FEW_SPILLED))
 
 
 def _usual(one: OnePass, spec: NormSpec) -> OnePass:
@@ -246,7 +253,7 @@ def _usual(one: OnePass, spec: NormSpec) -> OnePass:
     return replace(one, defers=False) if reads_more(spec) else one
 
 
-def _fits(one: OnePass, kind: Key, spec: NormSpec, target: Target, *, spilled: float = 0.0) -> bool:
+def _fits(one: OnePass, kind: Key, spec: NormSpec, target: Target, spilled: float) -> bool:
     """Whether a GPU has what a schedule was measured with, and registers for what it reads more.
 
     The GPU may have less shared memory than the measured one. Where registers for a gate were
