@@ -44,6 +44,7 @@ class Member:
         gate: Where a gate comes in, if there is one.
         tokens: Rows of a sample, where each sample has a scale and a shift.
         heads: Neighbouring rows of a token, where each has a weight of its own.
+        grad_outputs: How many gradients of the output a backward adds up.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Member:
     gate: Gate | None = None
     tokens: int | None = None
     heads: int | None = None
+    grad_outputs: int = 1
 
     @property
     def centres(self) -> bool:
@@ -66,8 +68,8 @@ class Member:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has one weight and no gate."""
-        return not (self.gate or self.tokens or self.heads)
+        """Whether it has one weight, no gate, and one gradient of the output at most."""
+        return not (self.gate or self.tokens or self.heads or self.grad_outputs > 1)
 
     @property
     def weight_offset(self) -> float:
@@ -84,13 +86,14 @@ class Member:
         """Tensors of rows that it has to move.
 
         A residual is read and its sum is written; in a backward, its gradient is read. A gate is
-        read; in a backward, its gradient is written.
+        read; in a backward, its gradient is written. Each further gradient is read.
         """
         of_residual, of_gate = (1, 2) if self.is_backward else (2, 1)
         return (
             self.streams_of_ceiling
             + (of_residual if self.has_residual else 0)
             + (of_gate if self.gate else 0)
+            + (self.grad_outputs - 1)
         )
 
     def sets(self, rows: int) -> Sets | None:
@@ -117,6 +120,7 @@ class Member:
             gate=self.gate.value if self.gate else None,
             weight_sets=bool(self.tokens or self.heads),
             weight_offset=self.weight_offset,
+            grad_outputs=self.grad_outputs,
         )
 
 
@@ -141,6 +145,13 @@ MEMBERS = {
         Member("head_rms_norm_backward", RMS_NORM_BACKWARD.name, heads=HEADS),
         Member("gated_rms_norm_backward", RMS_NORM_BACKWARD.name, gate=Gate.AFTER),
         Member("gated_first_rms_norm_backward", RMS_NORM_BACKWARD.name, gate=Gate.BEFORE),
+        # Of gate and up; of queries, keys and values; of these and what is added to the norm.
+        Member("add_rms_norm_backward_of_2", RMS_NORM_BACKWARD.name, True, grad_outputs=2),
+        Member("add_rms_norm_backward_of_3", RMS_NORM_BACKWARD.name, True, grad_outputs=3),
+        Member("rms_norm_backward_of_4", RMS_NORM_BACKWARD.name, grad_outputs=4),
+        Member("add_layer_norm_backward_of_3", LAYER_NORM_BACKWARD.name, True, grad_outputs=3),
+        Member("layer_norm_backward_of_2", LAYER_NORM_BACKWARD.name, grad_outputs=2),
+        Member("layer_norm_backward_of_4", LAYER_NORM_BACKWARD.name, grad_outputs=4),
     )
 }
 
@@ -149,12 +160,13 @@ MEMBERS = {
 class Buffers:
     """One set of tensors on the GPU: what any of the norms takes, and storage for ceilings.
 
-    Shapes: x, dy, residual, y, filled [M, N]; mean, rstd [M], f32, or f64 for f64 data;
+    Shapes: x, each dy, residual, y, filled [M, N]; mean, rstd [M], f32, or f64 for f64 data;
     gamma, beta [N], or [G, N] where there are sets of weights; z [M, N].
 
     Attributes:
         x: What is normalized, or what was.
         dy: The gradient that reached the output.
+        more_dy: Others, which are added to it.
         residual: What a forward adds to x; or the gradient of that sum.
         y: The output, which a backward takes.
         mean: Of each row of x.
@@ -167,6 +179,7 @@ class Buffers:
 
     x: Tensor
     dy: Tensor
+    more_dy: tuple[Tensor, ...]
     residual: Tensor
     y: Tensor
     mean: Tensor
@@ -208,8 +221,25 @@ def _random(member: Member, rows: int, columns: int, dtype: str) -> Buffers:
     y = centred * rstd[:, None]
     if member.from_output:
         y = y * gamma + (beta if member.centres else 0)
-    dy, residual = normal(rows, columns), normal(rows, columns)
-    return Buffers(x, dy, residual, y.to(x.dtype), mean, rstd, gamma, beta, z, torch.empty_like(x))
+    dy, *more_dy = (normal(rows, columns) for _ in range(member.grad_outputs))
+    return Buffers(
+        x=x,
+        dy=dy,
+        more_dy=tuple(more_dy),
+        residual=normal(rows, columns),
+        y=y.to(x.dtype),
+        mean=mean,
+        rstd=rstd,
+        gamma=gamma,
+        beta=beta,
+        z=z,
+        filled=torch.empty_like(x),
+    )
+
+
+def dy_of(given: Buffers) -> Tensor:
+    """The gradient that reached the output; of several, the sum, rounded as additions round it."""
+    return sum(given.more_dy, start=given.dy)
 
 
 def ceiling(member: Member, sets: Sequence[Buffers]) -> Contender:
@@ -244,11 +274,12 @@ def ours(member: Member, path: Path, sets: Sequence[Buffers]) -> Contender:
         if member.op == RMS_NORM.name:
             return module(s.x, s.gamma, residual=residual, **options(s))
         data = {"output": s.y} if member.from_output else {"input": s.x} | options(s)
+        dy = (s.dy, *s.more_dy) if s.more_dy else s.dy
         if member.op == RMS_NORM_BACKWARD.name:
-            return module(s.dy, rstd=s.rstd, weight=s.gamma, grad_residual=residual, **data)
+            return module(dy, rstd=s.rstd, weight=s.gamma, grad_residual=residual, **data)
         mean = None if member.from_output else s.mean
         return module(
-            s.dy,
+            dy,
             mean=mean,
             rstd=s.rstd,
             weight=s.gamma,

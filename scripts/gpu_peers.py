@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from gpu_formulas import formula
-from gpu_members import EPS, Buffers, Member
+from gpu_members import EPS, Buffers, Member, dy_of
 from torch import Tensor
 
 from iree_lnbwd.benchmark.gpu_times import Contender
@@ -47,7 +47,7 @@ def _on_sets(call: Call, sets: Sequence[Buffers]) -> Contender:
 
 
 def _eager(member: Member, sets: Sequence[Buffers]) -> Call | None:
-    """ATen's kernels, and an addition of its own where there is a residual."""
+    """ATen's kernels, and additions of their own for a residual and for several gradients."""
     aten = torch.ops.aten
     shape = [sets[0].x.shape[1]]
 
@@ -61,13 +61,13 @@ def _eager(member: Member, sets: Sequence[Buffers]) -> Call | None:
         mean, rstd = s.mean[:, None], s.rstd[:, None]
         mask = [True] * 3
         grads: tuple[Tensor, ...] = aten.native_layer_norm_backward(
-            s.dy, s.x, shape, mean, rstd, s.gamma, s.beta, mask
+            dy_of(s), s.x, shape, mean, rstd, s.gamma, s.beta, mask
         )
         return grads
 
     def rms_norm_backward(s: Buffers) -> tuple[Tensor, ...]:
         grads: tuple[Tensor, ...] = aten._fused_rms_norm_backward(
-            s.dy, s.x, shape, s.rstd[:, None], s.gamma, [True] * 2
+            dy_of(s), s.x, shape, s.rstd[:, None], s.gamma, [True] * 2
         )
         return grads
 
@@ -81,7 +81,7 @@ def _eager(member: Member, sets: Sequence[Buffers]) -> Call | None:
 
     if member.from_output:
         return None
-    if not member.is_plain:
+    if member.tokens or member.heads or member.gate:
         return formula(member, len(sets[0].x))
     return backward if member.is_backward else forward
 
@@ -296,7 +296,7 @@ PEERS: Mapping[str, Peer] = {
     "quack": _quack,
     "fla": _fla,
 }
-_OF_ANY_MEMBER = ("eager", "compile", "fla")  # the others have neither sets of weights nor gates
+_OF_ANY_MEMBER = ("eager", "compile", "fla")  # the others have no such operands
 PACKAGES = {  # the version of each goes to the CSV
     "torch": "torch",
     "triton": "triton",

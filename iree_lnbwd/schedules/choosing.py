@@ -12,7 +12,7 @@ from itertools import chain
 from iree_lnbwd.hardware.products import Product, standing_for
 from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.dtypes import DTYPES
-from iree_lnbwd.ops.operands import LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD
+from iree_lnbwd.ops.operands import LAYER_NORM_BACKWARD, MOST_GRAD_OUTPUTS, RMS_NORM_BACKWARD
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.elements import (
     WHOLE_LINES,
@@ -257,8 +257,8 @@ def _fits(one: OnePass, kind: Key, spec: NormSpec, target: Target, spilled: floa
     """Whether a GPU has what a schedule was measured with, and registers for what it reads more.
 
     The GPU may have less shared memory than the measured one. Where registers for a gate were
-    spilled, an RMS norm's backward took twice as long (H200, 128 columns in bf16). With several
-    gradients nothing was measured: schedules of one spilled up to 950 bytes (ptxas 12.9).
+    spilled, an RMS norm's backward took twice as long (H200, 128 columns in bf16). Beside several
+    gradients, schedules of one spilled up to 950 bytes (ptxas 12.9).
 
     Args:
         one: The schedule.
@@ -269,7 +269,8 @@ def _fits(one: OnePass, kind: Key, spec: NormSpec, target: Target, spilled: floa
     """
     if not one.has_room(spec, target):
         return False
-    if not reads_more(spec) or (kind.has_gate and kind.op == spec.op):
+    is_alike = kind.has_gate == (spec.gate is not None) and kind.grad_outputs == spec.grad_outputs
+    if not reads_more(spec) or (is_alike and kind.op == spec.op):
         return True
     lacking = spilled if spec.gate is None else 0.0
     return one.registers(spec, target) <= (1 + lacking) * one.registers_available(target)
@@ -289,10 +290,15 @@ def _kinds(spec: NormSpec) -> tuple[Key, ...]:
         Key(spec.op, size, columns, has_gate=True),
         Key(RMS_NORM_BACKWARD.name, size, columns, has_gate=True),
     )
+    several = (
+        Key(spec.op, size, columns, adds, spec.from_output, grad_outputs=number)
+        for number in range(spec.grad_outputs, MOST_GRAD_OUTPUTS + 1)
+    )
     has_sets_alone = spec.weight_sets and spec.gate is None and not (adds or spec.from_output)
     return (
         *(gated if spec.gate is not None else ()),
         *((Key(spec.op, size, columns, has_sets=True),) if has_sets_alone else ()),
+        *(several if spec.grad_outputs > 1 else ()),
         Key(spec.op, size, columns, has_residual=adds, from_output=spec.from_output),
         Key(spec.op, size, columns),
         Key(LAYER_NORM_BACKWARD.name, size, columns),

@@ -98,7 +98,7 @@ def fitted(
             ways = _ways(key, one, spec, target, shares[key], most_walking)
             for place, found in enumerate(ways):
                 heapq.heappush(queue, (found.cost, number, place, found))
-        elif _is_legal(way, spec, target):
+        elif _is_legal(way, spec, target, kind):
             yield way.schedule
 
 
@@ -118,11 +118,16 @@ class _Way(NamedTuple):
     source: NormSpec
 
 
-def _is_legal(way: _Way, spec: NormSpec, target: Target) -> bool:
-    """Whether it can be compiled, and has registers enough."""
-    return way.schedule.illegal(spec, target) is None and _fits(
-        way.schedule, spec, way.measured, way.source, target
-    )
+def _is_legal(way: _Way, spec: NormSpec, target: Target, kind: Key) -> bool:
+    """Whether it can be compiled, and has registers enough.
+
+    What was measured with fewer gradients says nothing of these: those that choose look at the
+    estimate.
+    """
+    if way.schedule.illegal(spec, target) is not None:
+        return False
+    says_nothing = kind.grad_outputs < spec.grad_outputs
+    return says_nothing or _fits(way.schedule, spec, way.measured, way.source, target)
 
 
 def _ways(
@@ -183,12 +188,7 @@ def _ways(
 
 
 def _fits(way: OnePass, spec: NormSpec, one: OnePass, source: NormSpec, target: Target) -> bool:
-    """Whether registers suffice, by the estimate or by a measured schedule that took as many.
-
-    Of several gradients none was measured: those that choose look at the estimate.
-    """
-    if spec.grad_outputs > 1:
-        return True
+    """Whether registers suffice, by the estimate or by a measured schedule that took as many."""
     wanted, available = _registers(way, spec, target), way.registers_available(target)
     measured = available >= one.registers_available(target)
     return wanted <= (max(available, _registers(one, source, target)) if measured else available)

@@ -405,6 +405,10 @@ class Forward:
                 "a row that is not in registers has its weights in steps",
             ),
             (
+                self.most_few_rows > 0 and not self._differs_for_few_rows(spec, target),
+                "few rows would have the kernel that many have",
+            ),
+            (
                 self.ahead > 0 and not target.has_bulk_copies,
                 "rows are fetched ahead by cp.async.bulk.prefetch",
             ),
@@ -420,6 +424,17 @@ class Forward:
             ),
         )
         return first_broken(rules)
+
+    def _differs_for_few_rows(self, spec: NormSpec, target: Target) -> bool:
+        """Whether the two kernels are two: IREE keeps one of two whose code is the same."""
+        few, *others = self.forms(spec)
+        accesses = [
+            self.vector * itemsize(spec, one.element)
+            for one in (INPUT, RESIDUAL)
+            if one is INPUT or spec.has(one)
+        ]
+        lasts = target.has_cache_policies and any(size % WORD_BYTES == 0 for size in accesses)
+        return all(few != replace(many, lasts=many.lasts and lasts) for many in others)
 
     def _walk_rules(self, spec: NormSpec, target: Target) -> tuple[Rule, ...]:
         """The rules for workgroups that walk over the rows."""

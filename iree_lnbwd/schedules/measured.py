@@ -19,6 +19,7 @@ class Key(NamedTuple):
         from_output: Whether x is the forward's output.
         has_gate: Whether there is a gate, before or after.
         has_sets: Whether rows have weights of their own.
+        grad_outputs: How many gradients of the output it takes.
     """
 
     op: str
@@ -28,11 +29,13 @@ class Key(NamedTuple):
     from_output: bool = False
     has_gate: bool = False
     has_sets: bool = False
+    grad_outputs: int = 1
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is about dy, x and one weight alone."""
-        return not (self.has_residual or self.from_output or self.has_gate or self.has_sets)
+        """Whether it is about one dy, x and one weight alone."""
+        has_more = self.has_residual or self.from_output or self.has_gate or self.has_sets
+        return not has_more and self.grad_outputs == 1
 
 
 # Share of the ceiling: two passes move five streams where one pass moves three. With accesses of
@@ -51,12 +54,13 @@ class Measurement:
         from_output: Whether x is the forward's output.
         has_gate: Whether there is a gate, before or after.
         has_sets: Whether rows have weights of their own.
+        grad_outputs: How many gradients of the output it takes.
         element_bytes: Bytes of an element of dy or x.
         columns: N.
         rows: M of the calls that were timed; rows x columns is their number of elements.
         share: Share of the ceiling, which is the bandwidth of adding two tensors of that size (two
-            streams are read and one is written; with a residual, there is one more); 1 is all of
-            it.
+            streams are read and one is written; a residual and each other gradient are one more);
+            1 is all of it.
         schedule: Its last kernel and its few rows were not measured; they follow from the rest.
     """
 
@@ -65,6 +69,7 @@ class Measurement:
     from_output: bool
     has_gate: bool
     has_sets: bool
+    grad_outputs: int
     element_bytes: int
     columns: int
     rows: int
@@ -77,6 +82,7 @@ class Measurement:
         return Key(
             *(self.op, self.element_bytes, self.columns),
             *(self.has_residual, self.from_output, self.has_gate, self.has_sets),
+            self.grad_outputs,
         )
 
 

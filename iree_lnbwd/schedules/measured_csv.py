@@ -118,6 +118,7 @@ def _measurement(row: Row) -> Measurement:
         from_output=of_type(bool, given["from_output"], f"{place}.from_output"),
         has_gate=of_type(bool, given["has_gate"], f"{place}.has_gate"),
         has_sets=of_type(bool, given["has_sets"], f"{place}.has_sets"),
+        grad_outputs=int_of(given["grad_outputs"], f"{place}.grad_outputs", least=1),
         element_bytes=int_of(given["element_bytes"], f"{place}.element_bytes", least=1),
         columns=int_of(given["columns"], f"{place}.columns", least=1),
         rows=int_of(given["rows"], f"{place}.rows", least=1),

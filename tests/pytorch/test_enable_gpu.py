@@ -1,8 +1,9 @@
-"""Our kernels in place of PyTorch's on a GPU: all operators, captures, streams, memory."""
+"""Our kernels in place of PyTorch's on a GPU: all operators, captures, streams, memory.
+
+In C++, so these tests are for ``--cpp-operators``.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 
@@ -21,10 +22,8 @@ NAMES = {
 
 
 @pytest.fixture(autouse=True)
-def enabled() -> Iterator[None]:
+def enabled(enable_ends: None) -> None:
     lnbwd.enable(forwards=True)
-    yield
-    lnbwd.disable()
 
 
 def outcomes() -> dict[str, set[str | None]]:

@@ -67,6 +67,28 @@ def test_forwards_of_other_orders_of_sums(op: str, columns: int, dtype: str, tar
     assert len({one.vector for one in some}) > 1
 
 
+@pytest.mark.drawn
+@pytest.mark.parametrize("target", ["sm_75", "sm_90", "gfx942"])
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_few_rows_have_a_kernel_of_their_own_or_none(dtype: str, target: str) -> None:
+    """IREE keeps one of two kernels whose code is the same, and a call would miss the other."""
+    spec, found = NormSpec((289,), dtype, op="layer_norm", eps=1e-5), find_target(target)
+    for one in candidates.forwards(spec, found, standing_for(target)):
+        forms = one.forms(spec)
+        assert len({replace(each, lasts=False) for each in forms}) == len(forms) or (
+            found.has_cache_policies and dtype == "f32"
+        )
+
+
+def test_single_elements_of_16_bits_do_not_last() -> None:
+    spec = NormSpec((289,), "bf16", op="layer_norm", eps=1e-5)
+    one = Forward(rows=12, threads=64, vector=1, chunks=6, in_registers=True, most_few_rows=768)
+    early = replace(one, early=True, lasts=True)
+    assert one.illegal(spec, SM_90) is None
+    assert early.illegal(spec, SM_90) == "few rows would have the kernel that many have"
+    assert early.illegal(replace(spec, rows=800), SM_90) is None
+
+
 def test_the_seed_decides() -> None:
     """About the sample, and not about the choice and what was measured nearby."""
     spec = NormSpec((768,), "f32", op="rms_norm_backward")

@@ -25,9 +25,9 @@ MEASURED = [
     for measurement in run.measurements
 ]
 ONE = OnePass(132, 2, 8, 8, ahead=2, slots=3, stages_weight=True)
-SMALL = Measurement("layer_norm_backward", False, False, False, False, 2, 768, 65536, 0.93, ONE)
+SMALL = Measurement("layer_norm_backward", False, False, False, False, 1, 2, 768, 65536, 0.93, ONE)
 _REREADS = replace(ONE, groups=1, rereads=True)
-LARGE = Measurement("rms_norm_backward", True, False, False, False, 4, 8192, 8192, 0.9, _REREADS)
+LARGE = Measurement("rms_norm_backward", True, False, False, False, 3, 4, 8192, 8192, 0.9, _REREADS)
 RUN = Run("NVIDIA H200", "580.1", "3.13.0", "2026-11-21", (SMALL, LARGE))
 
 
@@ -130,6 +130,7 @@ def test_every_measured_schedule_is_legal_and_chosen(
         from_output=measurement.from_output,
         gate="after" if measurement.has_gate else None,
         weight_sets=measurement.has_sets,
+        grad_outputs=measurement.grad_outputs,
     )
     chosen = schedules.choose(spec, target, find_product(product))
     assert isinstance(chosen, OnePass)
@@ -188,10 +189,10 @@ FACTS = (
     '"iree_base_compiler": "3.13.0", "date": "2026-11-21"}'
 )
 NAMES = (
-    "op,has_residual,from_output,has_gate,has_sets,element_bytes,columns,rows,share,"
+    "op,has_residual,from_output,has_gate,has_sets,grad_outputs,element_bytes,columns,rows,share,"
     + ",".join(measured_numbers(ONE))
 )
-FIRST = "layer_norm_backward,0,0,0,0,2,768,65536,0.93,132,2,8,8,2,3,0,1,0,"
+FIRST = "layer_norm_backward,0,0,0,0,1,2,768,65536,0.93,132,2,8,8,2,3,0,1,0,"
 TEXT = to_text("h200", (RUN,))
 
 
@@ -199,7 +200,7 @@ def test_a_file_as_it_is_read_by_people() -> None:
     facts, names, first, second = TEXT.splitlines()
     assert (facts, names) == (FACTS, NAMES)
     assert first.startswith(FIRST)
-    assert second.startswith("rms_norm_backward,1,0,0,0,4,8192,8192,0.9,132,1,8,8,2,3,1,1,0,")
+    assert second.startswith("rms_norm_backward,1,0,0,0,3,4,8192,8192,0.9,132,1,8,8,2,3,1,1,0,")
 
 
 @pytest.mark.parametrize(
@@ -245,8 +246,8 @@ def test_a_file_as_it_is_read_by_people() -> None:
             TEXT,
             TEXT + TEXT.replace(NAMES + "\n", ""),
             "line 6: expected one schedule for each op, element_bytes, columns, has_residual, "
-            "from_output, has_gate, has_sets, got a second one for layer_norm_backward, 2, 768, "
-            "False, False, False, False",
+            "from_output, has_gate, has_sets, grad_outputs, got a second one for "
+            "layer_norm_backward, 2, 768, False, False, False, False, 1",
         ),
     ],
 )
