@@ -10,10 +10,14 @@
 !chunk = vector<8xf32>
 !lanes = vector<8xi1>
 !bits = vector<8xi32>
+!element = f32
+#elements = 8 : index  // of a chunk
 #gates_first = false
+#unrolled = #llvm.loop_annotation<unroll = <full = true>>
 
 func.func private @exp_minus_of_it(!chunk) -> !chunk
-func.func private @reciprocal_of_it(!chunk) -> !chunk
+func.func private @reciprocal_from_1_to_2_of_it(!chunk) -> !chunk
+func.func private @exp2_of_it(!chunk) -> !chunk
 // End of what is replaced.
 
 // silu(z) = z * sigmoid(z), and its derivative sigmoid(z) + silu(z) * sigmoid(-z). No exponential overflows, so the
@@ -24,12 +28,11 @@ func.func private @silu(%z: !chunk) -> (!chunk, !chunk) {
   %size = math.absf %z : !chunk
   %e = func.call @exp_minus_of_it(%size) : (!chunk) -> !chunk
   %both = arith.addf %e, %ones : !chunk
-  %inverse = func.call @reciprocal_of_it(%both) : (!chunk) -> !chunk
+  %above = func.call @reciprocal_from_1_to_2_of_it(%both) : (!chunk) -> !chunk
+  %below = arith.mulf %e, %above : !chunk
   %is_below = arith.cmpf olt, %z, %zeros : !chunk
-  %over = arith.select %is_below, %e, %ones : !lanes, !chunk
-  %over_other = arith.select %is_below, %ones, %e : !lanes, !chunk
-  %sigmoid = arith.mulf %over, %inverse : !chunk
-  %sigmoid_other = arith.mulf %over_other, %inverse : !chunk
+  %sigmoid = arith.select %is_below, %below, %above : !lanes, !chunk
+  %sigmoid_other = arith.select %is_below, %above, %below : !lanes, !chunk
   %silu = arith.mulf %z, %sigmoid : !chunk
   %along = arith.mulf %silu, %sigmoid_other : !chunk
   %slope = arith.addf %sigmoid, %along : !chunk
@@ -107,7 +110,7 @@ func.func private @exp_minus_by_power(%a: !chunk) -> !chunk {
   %left_out = math.fma %bounded, %minus_per_ln2, %minus_exponent : !chunk
   %rest = math.fma %bounded, %minus_per_ln2_rest, %left_out : !chunk
   %factor = arith.mulf %rest, %ln2 : !chunk
-  %power = llvm.call_intrinsic "llvm.exp2"(%exponent) {fastmathFlags = #llvm.fastmath<afn>} : (!chunk) -> !chunk
+  %power = func.call @exp2_of_it(%exponent) : (!chunk) -> !chunk
   %exp = math.fma %power, %factor, %power : !chunk
   return %exp : !chunk
 }
@@ -116,8 +119,44 @@ func.func private @exp_minus_by_power(%a: !chunk) -> !chunk {
 func.func private @exp_minus_of_16_bits(%a: !chunk) -> !chunk {
   %minus_per_ln2 = arith.constant dense<-1.44269504> : !chunk
   %exponent = arith.mulf %a, %minus_per_ln2 : !chunk
-  %exp = llvm.call_intrinsic "llvm.exp2"(%exponent) {fastmathFlags = #llvm.fastmath<afn>} : (!chunk) -> !chunk
+  %exp = func.call @exp2_of_it(%exponent) : (!chunk) -> !chunk
   return %exp : !chunk
+}
+
+// A power of 2, by the processor's own.
+func.func private @exp2(%exponent: !chunk) -> !chunk {
+  %power = llvm.call_intrinsic "llvm.exp2"(%exponent) {fastmathFlags = #llvm.fastmath<afn>} : (!chunk) -> !chunk
+  return %power : !chunk
+}
+
+// The same on NVIDIA's GPUs, where a subnormal power is zero: to keep it takes three more instructions an element.
+func.func private @exp2_on_nvidia(%exponent: !chunk) -> !chunk {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %count = arith.constant #elements
+  %zeros = arith.constant dense<0.0> : !chunk
+  %powers = scf.for %i = %c0 to %count step %c1 iter_args(%before = %zeros) -> !chunk {
+    %one = vector.extract %exponent[%i] : !element from !chunk
+    %power = llvm.call_intrinsic "llvm.nvvm.ex2.approx.ftz.f"(%one) : (!element) -> !element
+    %after = vector.insert %power, %before[%i] : !element into !chunk
+    scf.yield %after : !chunk
+  } {llvm.loop_annotation = #unrolled}
+  return %powers : !chunk
+}
+
+// 1 / g on NVIDIA's GPUs, of 1 <= g <= 2: what a division does for subnormal g and results, six instructions, is left out.
+func.func private @reciprocal_from_1_to_2(%g: !chunk) -> !chunk {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %count = arith.constant #elements
+  %zeros = arith.constant dense<0.0> : !chunk
+  %inverses = scf.for %i = %c0 to %count step %c1 iter_args(%before = %zeros) -> !chunk {
+    %one = vector.extract %g[%i] : !element from !chunk
+    %inverse = llvm.call_intrinsic "llvm.nvvm.rcp.approx.ftz.f"(%one) : (!element) -> !element
+    %after = vector.insert %inverse, %before[%i] : !element into !chunk
+    scf.yield %after : !chunk
+  } {llvm.loop_annotation = #unrolled}
+  return %inverses : !chunk
 }
 
 // The same in f64.

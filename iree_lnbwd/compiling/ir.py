@@ -311,6 +311,13 @@ def _overload(spec: NormSpec, target: Target, function: str, types: tuple[str, .
             return function
         is_short = spec.element_type(Element.GATE) != spec.acc_dtype
         return f"{function}_of_16_bits" if is_short else f"{function}_by_power"
+    on_nvidia = target.backend == "cuda" and spec.acc_dtype == "f32"
+    if function == "exp2":
+        return f"{function}_on_nvidia" if on_nvidia else function
+    if function == "reciprocal_from_1_to_2":
+        if on_nvidia:
+            return function
+        function = "reciprocal"
     if function == "reciprocal":
         on_gpu = target.backend != "cpu" and spec.acc_dtype == "f32"
         return "reciprocal_on_gpu" if on_gpu else function

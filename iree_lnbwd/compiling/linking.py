@@ -43,6 +43,7 @@ _FUNCTION = re.compile(
 _NAME = re.compile(r"%(\w+)")
 _OF_IT = "_of_it"  # in a name that a function calls: the same part of the copy's own name
 _ALIAS = re.compile(r"![a-z_]+(?![a-z_.])")  # "!llvm.ptr" is of a dialect
+_OWN = re.compile(r"[!#][a-z_]+(?![a-z_.])")  # likewise, or the alias of a number
 _PARAMETER_TYPE = re.compile(r"%\w+: (!?\w+)")
 _VECTOR = re.compile(r"vector<(\d+)x(\w+)>")
 _STORED = re.compile(r"memref<(?:[?\d]+x)+(\w+)[,>]")
@@ -126,7 +127,7 @@ def _linked(
             )
         if types:
             own |= _of_vector(types[0]) | _of_memory(types[0])
-        body = _ALIAS.sub(lambda alias: own.get(alias[0], alias[0]), function.text)
+        body = _OWN.sub(lambda alias: own.get(alias[0], alias[0]), function.text)
         body = body.replace(f"@{function.name}(", f"@{name}(", 1)
         bodies = [body.replace(f"{_OF_IT}(", f"_of_{which}(")]
         for called, parameters, result, results in _CALL.findall(function.text):
@@ -176,13 +177,17 @@ def resolved(alias: str, aliases: Mapping[str, str]) -> str:
 
 
 def _of_vector(narrow: str) -> dict[str, str]:
-    """For a vector: the types of its bits and their numbers, of parts, and of a comparison."""
+    """For a vector: the types of its bits and their numbers, of parts, and of a comparison.
+
+    Its number of elements is there, too.
+    """
     vector = _VECTOR.fullmatch(narrow)
     if vector is None or vector[2] not in DTYPES:
         return {}
     whole = int(vector[1])
     return {
         "!element": vector[2],
+        "#elements": f"{whole} : index",
         "!words": f"vector<{bits(narrow) // 32}xi32>",
         "!long_words": f"vector<{bits(narrow) // 32}xi64>",
         "!word_indices": f"vector<{bits(narrow) // 32}xindex>",

@@ -128,6 +128,20 @@ func.func private @twice_of_x(!x) -> !x
         linking.link(other, ALIASES, linking.functions([library]), as_named)
 
 
+def test_a_copy_knows_how_many_elements_its_type_has() -> None:
+    library = linking.functions(
+        [
+            "func.func private @number(%value: !chunk) -> !chunk {\n"
+            "  %count = arith.constant #elements\n"
+            "  return %value : !chunk\n"
+            "}\n"
+        ]
+    )
+    kernel = "func.func private @number_of_x(!x) -> !x\n"
+    text = linking.link(kernel, {"!x": "vector<4xf32>"}, library, as_named)
+    assert "%count = arith.constant 4 : index\n" in text
+
+
 def test_two_functions_of_one_name() -> None:
     """The one of another part would be taken in silence."""
     with pytest.raises(ValueError, match="@twice: expected one function of that name, got two"):
