@@ -18,6 +18,7 @@
 func.func private @exp_minus_of_it(!chunk) -> !chunk
 func.func private @reciprocal_from_1_to_2_of_it(!chunk) -> !chunk
 func.func private @exp2_of_it(!chunk) -> !chunk
+func.func private @power_of_it(!element) -> !element
 // End of what is replaced.
 
 // silu(z) = z * sigmoid(z), and its derivative sigmoid(z) + silu(z) * sigmoid(-z). No exponential overflows, so the
@@ -123,28 +124,33 @@ func.func private @exp_minus_of_16_bits(%a: !chunk) -> !chunk {
   return %exp : !chunk
 }
 
-// A power of 2, by the processor's own.
+// A power of 2 on a GPU, where a subnormal one may be zero: to keep it takes three more instructions an element on NVIDIA's
+// GPUs, and five on AMD's.
 func.func private @exp2(%exponent: !chunk) -> !chunk {
-  %power = llvm.call_intrinsic "llvm.exp2"(%exponent) {fastmathFlags = #llvm.fastmath<afn>} : (!chunk) -> !chunk
-  return %power : !chunk
-}
-
-// The same on NVIDIA's GPUs, where a subnormal power is zero: to keep it takes three more instructions an element.
-func.func private @exp2_on_nvidia(%exponent: !chunk) -> !chunk {
   %c0 = arith.constant 0 : index
   %c1 = arith.constant 1 : index
   %count = arith.constant #elements
   %zeros = arith.constant dense<0.0> : !chunk
   %powers = scf.for %i = %c0 to %count step %c1 iter_args(%before = %zeros) -> !chunk {
     %one = vector.extract %exponent[%i] : !element from !chunk
-    %power = llvm.call_intrinsic "llvm.nvvm.ex2.approx.ftz.f"(%one) : (!element) -> !element
+    %power = func.call @power_of_it(%one) : (!element) -> !element
     %after = vector.insert %power, %before[%i] : !element into !chunk
     scf.yield %after : !chunk
   } {llvm.loop_annotation = #unrolled}
   return %powers : !chunk
 }
 
-// 1 / g on NVIDIA's GPUs, of 1 <= g <= 2: what a division does for subnormal g and results, six instructions, is left out.
+func.func private @power_on_nvidia(%exponent: !element) -> !element {
+  %power = llvm.call_intrinsic "llvm.nvvm.ex2.approx.ftz.f"(%exponent) : (!element) -> !element
+  return %power : !element
+}
+
+func.func private @power_on_amd(%exponent: !element) -> !element {
+  %power = llvm.call_intrinsic "llvm.amdgcn.exp2"(%exponent) : (!element) -> !element
+  return %power : !element
+}
+
+// 1 / g of 1 <= g <= 2 on NVIDIA's GPUs: a division takes six more instructions, for subnormal g and results.
 func.func private @reciprocal_from_1_to_2(%g: !chunk) -> !chunk {
   %c0 = arith.constant 0 : index
   %c1 = arith.constant 1 : index

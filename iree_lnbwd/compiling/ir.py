@@ -311,11 +311,10 @@ def _overload(spec: NormSpec, target: Target, function: str, types: tuple[str, .
             return function
         is_short = spec.element_type(Element.GATE) != spec.acc_dtype
         return f"{function}_of_16_bits" if is_short else f"{function}_by_power"
-    on_nvidia = target.backend == "cuda" and spec.acc_dtype == "f32"
-    if function == "exp2":
-        return f"{function}_on_nvidia" if on_nvidia else function
+    if function == "power":
+        return f"{function}_on_nvidia" if target.backend == "cuda" else f"{function}_on_amd"
     if function == "reciprocal_from_1_to_2":
-        if on_nvidia:
+        if target.backend == "cuda" and spec.acc_dtype == "f32":
             return function
         function = "reciprocal"
     if function == "reciprocal":
