@@ -125,6 +125,7 @@ def test_more_rows_than_kernels_can_count() -> None:
         module.call(BACKWARD.op, *views)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", SPECS)
 def test_without_rows_sums_are_zeros(name: str) -> None:
     spec = SPECS[name]

@@ -115,6 +115,7 @@ def test_no_rows() -> None:
     _check(spec, "sm_90", 0)
 
 
+@pytest.mark.drawn
 def test_adversarial_rows() -> None:
     """Constant rows, large means, Inf and NaN."""
     spec = NormSpec((1000,), "bf16")
@@ -135,6 +136,7 @@ def test_calls_repeat_to_the_bit() -> None:
     assert_same_bits(op.run(call), op.run(call))
 
 
+@pytest.mark.drawn
 def test_whole_tensors_are_held_to_less() -> None:
     """Their kernels count on warps that run in step: without that, they race."""
     spec = NormSpec((769,), "f64")
@@ -216,6 +218,7 @@ def _command(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.drawn
 def test_command() -> None:
     run = _command("verify", "--target=h200", "--emulate")
     assert run.returncode == 0, run.stderr

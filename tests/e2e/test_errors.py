@@ -264,6 +264,7 @@ def test_bad_argument_of_a_module(
     assert op(**good).grad_input is not None
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("spec", "arguments", "said"),
     [
@@ -406,6 +407,7 @@ def test_absent_device(device: str, generic: Artifact) -> None:
     one_line(caught.value)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("target", "backend", "devices"),
     [
@@ -521,6 +523,7 @@ def test_truncated_lone_module(generic: Artifact, tmp_path: Path) -> None:
     assert came["refused"] > 100
 
 
+@pytest.mark.drawn
 def test_altered_lone_module(generic: Artifact, tmp_path: Path) -> None:
     """Found, or harmless: a date or a gap between files changes nothing of what is computed."""
     came = load_each(generic, tmp_path, step=149, how="altered")
@@ -564,6 +567,7 @@ for _ in range(200):
 """
 
 
+@pytest.mark.drawn
 def test_forged_lone_module(generic: Artifact) -> None:
     """Whatever IREE says of it is an ArtifactError; that it ends a process is rare, and IREE's."""
     ended = python(DESCRIBE_FORGED, generic.path, str(random_generator().integers(2**32)))

@@ -276,6 +276,7 @@ def test_a_module_takes_the_functions_arguments(op: str, tmp_path: Path) -> None
     }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("op", OPS)
 def test_verify_takes_the_op(op: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["verify", f"--op={op}", "--normalized-shape=40", "--rows=3"]) == 0

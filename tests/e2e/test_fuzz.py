@@ -44,6 +44,7 @@ def fuzz(*words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("where", "cases"), [("cpu", 18), ("emulator", 6)])
 def test_a_short_run_finds_nothing(where: str, cases: int) -> None:
     run = fuzz(f"--where={where}", f"--cases={cases}", "--jobs=2")

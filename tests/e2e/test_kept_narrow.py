@@ -52,6 +52,7 @@ def test_results_are_right(target: str, spec: NormSpec, how: Forward) -> None:
     assert_same_bits(EmulatedNorm(vmfb).run(call), EmulatedNorm(wide).run(call))
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("op", "columns"),
     [(LAYER_NORM.name, 9000), (LAYER_NORM.name, 13320), (RMS_NORM.name, 66928)],

@@ -126,6 +126,7 @@ def test_the_plan_is_the_host_programs(name: str, target: str) -> None:
         check(vmfb, planned, rows)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", ["few rows and one pass", "statistics", "two passes", "no weight"])
 def test_kernels_that_are_captured_are_the_same_and_stay(name: str) -> None:
     """Code, and a weight of ones: the caller's graph may outlive the module."""

@@ -103,6 +103,7 @@ def test_what_is_not_finite_and_what_is_zero_stays_in_its_column() -> None:
         np.testing.assert_array_equal(grads.grad_bias, (dy[0].astype(np.float64) * 2).astype("f4"))
 
 
+@pytest.mark.drawn
 def test_strides_and_no_rows() -> None:
     rng = random_generator()
     x = rng.standard_normal((5, 3, 16)).astype(np.float32).transpose(1, 0, 2)[::-1, ::2]
@@ -178,6 +179,7 @@ def test_specs_without_a_bias_are_as_they_were() -> None:
         assert "bias" in replace(spec, has_bias=True, output_mask=()).name
 
 
+@pytest.mark.drawn
 def test_storage_has_a_place_for_the_gradient_of_a_bias() -> None:
     """Where there is none, ATen's two results do."""
     for has_bias, count in ((True, 3), (False, 3), (False, 2)):
@@ -192,6 +194,7 @@ def test_storage_has_a_place_for_the_gradient_of_a_bias() -> None:
             np.testing.assert_array_equal(mine, other)
 
 
+@pytest.mark.drawn
 def test_gradients_from_the_output_are_those_from_the_input() -> None:
     rng = random_generator()
     x, dy = rng.standard_normal((2, 3, 16))

@@ -75,6 +75,7 @@ def test_leading_dimensions_are_rows(op: Norm, leading: tuple[int, ...]) -> None
     assert_same_bits(gradients, as_matrix._replace(grad_input=reshaped))
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("dims", [(48,), (6, 8), (2, 4, 6), (1, 48, 1), (2, 2, 2, 6)])
 @pytest.mark.parametrize("leading", [(), (5,), (2, 3)])
 def test_several_normalized_dimensions(leading: tuple[int, ...], dims: tuple[int, ...]) -> None:
@@ -114,6 +115,7 @@ def test_no_rows_give_zero_parameter_gradients(
     assert not f64(gradients.grad_bias).any()
 
 
+@pytest.mark.drawn
 @given_or_recomputed
 @every_dtype
 def test_one_row(eps: float | None, dtype: str) -> None:
@@ -299,6 +301,7 @@ def test_output_mask_decides_what_is_computed(
     assert tuple(gradient is not None for gradient in gradients) == there
 
 
+@pytest.mark.drawn
 @every_dtype
 def test_no_weight_is_a_weight_of_ones(dtype: str) -> None:
     arguments = random_arguments(random_generator(), NormSpec((N,), dtype), (37,))
@@ -426,6 +429,7 @@ LAYOUTS: tuple[Callable[[Array], Array], ...] = (
 )
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f64"])
 def test_any_layout_gives_the_same_bits(layout: Callable[[Array], Array], dtype: str) -> None:

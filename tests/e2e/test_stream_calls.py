@@ -216,6 +216,7 @@ def test_a_bias_on_another_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 STRIDED = NormSpec((96,), strided_rows=True)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("schedule", [None, ONE_PASS], ids=["few rows", "one pass"])
 def test_rows_are_used_where_they_lie(
     schedule: Schedule | None, monkeypatch: pytest.MonkeyPatch

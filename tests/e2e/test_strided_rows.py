@@ -319,6 +319,7 @@ DENSE = [
 ]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("spec", DENSE, ids=lambda spec: spec.name)
 def test_modules_take_dense_arrays_too(spec: NormSpec) -> None:
     module = loaded(spec, HOST)

@@ -124,6 +124,7 @@ def test_cpu_kernels_have_names_alone(name: str) -> None:
     assert all(k == KernelReport(k.name) for k in found)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", ["host", "generic"])
 def test_cpu_kernels_that_nobody_needs_are_left_out(name: str) -> None:
     target = find_target(name)
