@@ -170,6 +170,7 @@ def test_operators_keep_pytorchs_rules(norm: Norm) -> None:
     torch.library.opcheck(norm.gradients.operator, arguments)
 
 
+@pytest.mark.drawn
 @both_norms
 @both_orders
 def test_pytorchs_formulas_are_the_same(norm: Any, gate_first: bool) -> None:

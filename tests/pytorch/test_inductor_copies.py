@@ -89,6 +89,7 @@ def test_a_cast_that_inductor_fuses_stays_with_its_reader() -> None:
     assert (folded.additions, folded.casts) == (1, 1)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", WITH_COPIES)
 def test_the_operators_return_what_those_without_a_copy_return(name: str) -> None:
     plain = next(each for each in GRADIENTS if each.name == name)

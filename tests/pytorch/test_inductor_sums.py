@@ -168,6 +168,7 @@ def test_of_rows_whose_width_a_compiler_does_not_know() -> None:
         torch.testing.assert_close(found, eager, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", WITH_SUMS)
 def test_the_operators_return_what_those_without_a_sum_return(name: str) -> None:
     plain = next(each for each in GRADIENTS if each.name == name)

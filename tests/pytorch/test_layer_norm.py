@@ -88,6 +88,7 @@ def test_agrees_with_pytorch(dtype: str, device: str) -> None:
         torch.testing.assert_close(mine, other)  # PyTorch's own tolerance of that type
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     "asked",
     [

@@ -128,6 +128,7 @@ OF_HEADS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("arguments", OF_HEADS, ids=str)
 @pytest.mark.parametrize("module", [LayerNorm, RMSNorm])
 def test_heads(module: type[nn.Module], arguments: dict[str, Any]) -> None:
@@ -203,6 +204,7 @@ def test_wrong_heads(
         module(24, **options)
 
 
+@pytest.mark.drawn
 @every_module
 @pytest.mark.parametrize(
     "clone", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"]

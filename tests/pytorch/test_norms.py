@@ -132,6 +132,7 @@ def test_tensors_that_are_not_contiguous(form: Form, device: str) -> None:
     assert_gradients_right(form, tensors, (24,), reached, gradients)
 
 
+@pytest.mark.drawn
 @every_form
 def test_only_what_requires_a_gradient(form: Form) -> None:
     for asked in form.arguments:

@@ -124,6 +124,7 @@ def test_gradients_of_gradients(form: Form) -> None:
     torch.testing.assert_close(*slopes)
 
 
+@pytest.mark.drawn
 @every_form
 def test_the_transforms_of_torch_func(form: Form) -> None:
     tensors = random_tensors(form, (3, 2), (24,))
@@ -272,6 +273,7 @@ def test_modules_refuse_it_when_they_are_made() -> None:
             cls(8, output_dtype="bf16")
 
 
+@pytest.mark.drawn
 @every_form
 def test_a_memory_efficient_norm_has_an_output_of_the_inputs_type(form: Form) -> None:
     tensors = random_tensors(form, (3,), (8,))
@@ -305,6 +307,7 @@ class OwnRMSNorm(nn.Module):  # type: ignore[misc]
         return self.weight * y.to(x.dtype)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("make", [lambda: nn.LayerNorm(24), lambda: nn.RMSNorm(24), OwnRMSNorm])
 @pytest.mark.parametrize("output_dtype", [BF16, "autocast"])
 def test_replaced_norms_have_it(make: Any, output_dtype: Any) -> None:

@@ -182,6 +182,7 @@ def results(norm: nn.Module, x: Tensor, grad_output: Tensor) -> list[Tensor]:
     return [output, *torch.autograd.grad(output, asked, grad_output.to(output.dtype))]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("cls", "dtype"),
     [*((cls, torch.float32) for cls in PLAIN), (TwiceRoundedNorm, torch.bfloat16)],

@@ -268,6 +268,7 @@ def came(norm: nn.Module, x: Tensor) -> Any:
         return repr(error)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("cls", [Sequences, TurnedSequences, Unpacks, UnpacksImages])
 def test_what_takes_one_number_of_dimensions(cls: type[nn.Module]) -> None:
     """Its modules are known, and of other inputs comes what came."""
