@@ -171,6 +171,8 @@ v_cndmask_b16 v6.l, 0, v4.h, vcc_lo
 v_cndmask_b16 v6.h, v4.l, 0, s0
 v_dual_mov_b32 v1, 0x42280000 :: v_dual_cndmask_b32 v4, v3, v5
 v_dual_fmac_f32 v0, v2, v3 :: v_dual_add_nc_u32 v1, 1, v5
+v_dual_fmamk_f32 v0, v2, 0x42280000, v3 :: v_dual_mul_f32 v1, 2.0, v5
+v_dual_fmaak_f32 v0, v2, v3, 0x42280000 :: v_dual_fmamk_f32 v1, v4, 0x42280000, v5
 v_mov_b16_e32 v1.h, v2.l
 v_mov_b16_e32 v1.l, 0x3c00
 v_cvt_f32_f16_e32 v1, v2.h
@@ -197,6 +199,7 @@ buffer_gl0_inv
     "gfx1201": """
 v_cndmask_b16 v6.h, v4.l, 0, s0
 v_dual_max_num_f32 v0, v2, v3 :: v_dual_min_num_f32 v1, 1.0, v5
+v_dual_fmaak_f32 v0, v2, v3, 0x42280000 :: v_dual_mov_b32 v1, v5
 v_dual_mov_b32 v1, 0x42280000 :: v_dual_cndmask_b32 v4, v3, v5
 v_add_f64_e32 v[0:1], v[2:3], v[4:5]
 v_max_num_f32_e64 v1, |v2|, -v3

@@ -779,6 +779,19 @@ def test_a_dual_instruction_reads_before_it_writes() -> None:
     assert (registers.read("v1") == a).all()
 
 
+def test_the_halves_of_a_dual_instruction_share_a_constant() -> None:
+    rng = random_generator()
+    a, b = (rng.integers(-99, 99, (WAVES, 32)).astype(np.float32) for _ in range(2))
+    registers = Registers(32)
+    registers.fill({"v2": a, "v3": b})
+    registers.run(
+        "v_dual_fmamk_f32 v0, v2, 0x42280000, v3 :: v_dual_fmaak_f32 v1, v2, v3, 0x42280000",
+        generation=11,
+    )
+    assert (registers.read("v0", np.float32) == a * 42 + b).all()
+    assert (registers.read("v1", np.float32) == a * b + 42).all()
+
+
 def test_scalars_and_constants_as_sources() -> None:
     registers = Registers(_LANES)
     registers.fill({"s4": np.arange(WAVES, dtype=np.uint32), "v4": np.ones(_SHAPE, np.uint32)})

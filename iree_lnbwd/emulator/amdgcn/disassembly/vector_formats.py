@@ -40,8 +40,8 @@ _SIGNATURES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "v_div_fmas_f64": (("f64",), ("f64", "f64", "f64")),
     **{f"v_s_{name}_f32": (("s32",), ("f32",)) for name in ("rcp", "rsq", "sqrt")},
 }
-_DUAL_X = {0: "fmac_f32", 3: "mul_f32", 4: "add_f32", 5: "sub_f32", 6: "subrev_f32", 8: "mov_b32"}
-_DUAL_X |= {9: "cndmask_b32", 10: "max_f32", 11: "min_f32"}
+_DUAL_X = {0: "fmac_f32", 1: "fmaak_f32", 2: "fmamk_f32", 3: "mul_f32", 4: "add_f32", 5: "sub_f32"}
+_DUAL_X |= {6: "subrev_f32", 8: "mov_b32", 9: "cndmask_b32", 10: "max_f32", 11: "min_f32"}
 _DUAL_Y = {16: "add_nc_u32", 17: "lshlrev_b32", 18: "and_b32"}
 _DUAL_GFX12 = {10: "max_num_f32", 11: "min_num_f32"}
 
@@ -166,10 +166,12 @@ def vopd(encoded: Encoded) -> str:
         (x, target_x, encoded.bits(8, 0), encoded.bits(16, 9)),
         (y, target_y, encoded.bits(40, 32), encoded.bits(48, 41)),
     ):
-        operands = [f"v{target}", encoded.source(code, "b32")]
+        sources = [encoded.source(code, "b32")]
         if name != "mov_b32":
-            operands.append(f"v{second}")
-        halves.append(f"v_dual_{name} {', '.join(operands)}")
+            sources.append(f"v{second}")
+        if (place := WITH_A_CONSTANT.get(f"v_{name}")) is not None:
+            sources.insert(place, encoded.literal())  # the halves share one
+        halves.append(f"v_dual_{name} v{target}, {', '.join(sources)}")
     return " :: ".join(halves)
 
 
