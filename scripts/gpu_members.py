@@ -67,9 +67,14 @@ class Member:
         return OPS[self.op].is_backward
 
     @property
+    def has_one_weight_alone(self) -> bool:
+        """Whether it has one weight and no gate."""
+        return not (self.gate or self.tokens or self.heads)
+
+    @property
     def is_plain(self) -> bool:
         """Whether it has one weight, no gate, and one gradient of the output at most."""
-        return not (self.gate or self.tokens or self.heads or self.grad_outputs > 1)
+        return self.has_one_weight_alone and self.grad_outputs == 1
 
     @property
     def weight_offset(self) -> float:

@@ -81,7 +81,7 @@ def _eager(member: Member, sets: Sequence[Buffers]) -> Call | None:
 
     if member.from_output:
         return None
-    if member.tokens or member.heads or member.gate:
+    if not member.has_one_weight_alone:
         return formula(member, len(sets[0].x))
     return backward if member.is_backward else forward
 
