@@ -45,6 +45,7 @@ class Member:
         tokens: Rows of a sample, where each sample has a scale and a shift.
         heads: Neighbouring rows of a token, where each has a weight of its own.
         grad_outputs: How many gradients of the output a backward adds up.
+        is_packed: Whether x is q of a packed qkv: each token's rows, and a gap for k and v.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Member:
     tokens: int | None = None
     heads: int | None = None
     grad_outputs: int = 1
+    is_packed: bool = False
 
     @property
     def centres(self) -> bool:
@@ -73,8 +75,8 @@ class Member:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has one weight, no gate, and one gradient of the output at most."""
-        return self.has_one_weight_alone and self.grad_outputs == 1
+        """Whether it has one weight, no gate, one gradient of the output at most, dense rows."""
+        return self.has_one_weight_alone and self.grad_outputs == 1 and not self.is_packed
 
     @property
     def weight_offset(self) -> float:
@@ -109,7 +111,7 @@ class Member:
 
     def whole_rows(self, rows: int) -> int:
         """At most so many rows: whole samples, or whole tokens."""
-        unit = self.tokens or self.heads or 1
+        unit = self.tokens or self.heads or (HEADS if self.is_packed else 1)
         return max(1, rows // unit) * unit
 
     def spec(self, columns: int, dtype: str) -> NormSpec:
@@ -126,6 +128,7 @@ class Member:
             weight_sets=bool(self.tokens or self.heads),
             weight_offset=self.weight_offset,
             grad_outputs=self.grad_outputs,
+            strided_rows=self.is_packed,
         )
 
 
@@ -157,6 +160,8 @@ MEMBERS = {
         Member("add_layer_norm_backward_of_3", LAYER_NORM_BACKWARD.name, True, grad_outputs=3),
         Member("layer_norm_backward_of_2", LAYER_NORM_BACKWARD.name, grad_outputs=2),
         Member("layer_norm_backward_of_4", LAYER_NORM_BACKWARD.name, grad_outputs=4),
+        Member("packed_rms_norm", RMS_NORM.name, is_packed=True),
+        Member("packed_rms_norm_backward", RMS_NORM_BACKWARD.name, is_packed=True),
     )
 }
 
@@ -166,7 +171,8 @@ class Buffers:
     """One set of tensors on the GPU: what any of the norms takes, and storage for ceilings.
 
     Shapes: x, each dy, residual, y, filled [M, N]; mean, rstd [M], f32, or f64 for f64 data;
-    gamma, beta [N], or [G, N] where there are sets of weights; z [M, N].
+    gamma, beta [N], or [G, N] where there are sets of weights; z [M, N]. Where x is packed, tokens
+    and heads are two dimensions in place of M.
 
     Attributes:
         x: What is normalized, or what was.
@@ -212,33 +218,36 @@ def _random(member: Member, rows: int, columns: int, dtype: str) -> Buffers:
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, device="cuda").to(BY_NAME[dtype])
 
-    x = (torch.randn(rows, columns, device="cuda") * 2 + 0.5).to(BY_NAME[dtype])
+    cells = (rows // HEADS, HEADS, columns) if member.is_packed else (rows, columns)
+    x = (torch.randn(*cells, device="cuda") * 2 + 0.5).to(BY_NAME[dtype])
+    if member.is_packed:
+        x = torch.stack([x, x, x], 1)[:, 0]
     sets = member.sets(rows)
     weights = (sets.number, columns) if sets else (columns,)
     gamma, beta = normal(*weights), normal(*weights)
-    z = normal(rows, columns) if member.gate else x
+    z = normal(*cells) if member.gate else x
     wide = x if dtype == "f64" else x.float()
     if member.gate is Gate.BEFORE:
         wide = wide * torch.nn.functional.silu(z.to(wide.dtype))
-    mean = wide.mean(1)
-    centred = wide - mean[:, None] if member.centres else wide
-    rstd = torch.rsqrt(centred.square().mean(1) + EPS)
-    y = centred * rstd[:, None]
+    mean = wide.mean(-1)
+    centred = wide - mean[..., None] if member.centres else wide
+    rstd = torch.rsqrt(centred.square().mean(-1) + EPS)
+    y = centred * rstd[..., None]
     if member.from_output:
         y = y * gamma + (beta if member.centres else 0)
-    dy, *more_dy = (normal(rows, columns) for _ in range(member.grad_outputs))
+    dy, *more_dy = (normal(*cells) for _ in range(member.grad_outputs))
     return Buffers(
         x=x,
         dy=dy,
         more_dy=tuple(more_dy),
-        residual=normal(rows, columns),
+        residual=normal(*cells),
         y=y.to(x.dtype),
         mean=mean,
         rstd=rstd,
         gamma=gamma,
         beta=beta,
         z=z,
-        filled=torch.empty_like(x),
+        filled=torch.empty_like(dy),
     )
 
 
@@ -248,14 +257,14 @@ def dy_of(given: Buffers) -> Tensor:
 
 
 def ceiling(member: Member, sets: Sequence[Buffers]) -> Contender:
-    """What no norm can beat by much: a copy, or an addition of two tensors."""
+    """What no norm can beat by much: a copy, or an addition of two tensors; of dense rows."""
     import torch
 
     def call(i: int) -> object:
         s = sets[i % len(sets)]
         if member.is_backward:
-            return torch.add(s.dy, s.x, out=s.filled)
-        return s.filled.copy_(s.x)
+            return torch.add(s.dy, s.residual, out=s.filled)
+        return s.filled.copy_(s.residual)
 
     return call
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 
 import torch
 from gpu_formulas import formula
@@ -49,7 +50,7 @@ def _on_sets(call: Call, sets: Sequence[Buffers]) -> Contender:
 def _eager(member: Member, sets: Sequence[Buffers]) -> Call | None:
     """ATen's kernels, and additions of their own for a residual and for several gradients."""
     aten = torch.ops.aten
-    shape = [sets[0].x.shape[1]]
+    shape = [sets[0].x.shape[-1]]
 
     def layer_norm(x: Tensor, gamma: Tensor, beta: Tensor) -> object:
         return aten.native_layer_norm(x, shape, gamma, beta, EPS)
@@ -58,7 +59,7 @@ def _eager(member: Member, sets: Sequence[Buffers]) -> Call | None:
         return aten._fused_rms_norm(x, shape, gamma, EPS)
 
     def layer_norm_backward(s: Buffers) -> tuple[Tensor, ...]:
-        mean, rstd = s.mean[:, None], s.rstd[:, None]
+        mean, rstd = s.mean[..., None], s.rstd[..., None]
         mask = [True] * 3
         grads: tuple[Tensor, ...] = aten.native_layer_norm_backward(
             dy_of(s), s.x, shape, mean, rstd, s.gamma, s.beta, mask
@@ -67,7 +68,7 @@ def _eager(member: Member, sets: Sequence[Buffers]) -> Call | None:
 
     def rms_norm_backward(s: Buffers) -> tuple[Tensor, ...]:
         grads: tuple[Tensor, ...] = aten._fused_rms_norm_backward(
-            dy_of(s), s.x, shape, s.rstd[:, None], s.gamma, [True] * 2
+            dy_of(s), s.x, shape, s.rstd[..., None], s.gamma, [True] * 2
         )
         return grads
 
@@ -197,8 +198,10 @@ def _cudnn(member: Member, sets: Sequence[Buffers]) -> Call | None:
     """Its layer norm takes weights of f32."""
     for module in ("layernorm", "rmsnorm"):  # they register the operators
         importlib.import_module(f"cudnn.ops.norm.{module}")
-    if member.has_residual or member.from_output:
+    if member.has_residual or member.from_output or not (member.is_plain or member.tokens):
         return None
+    if member.tokens:
+        return _cudnn_modulated(member, sets)
     ops = torch.ops.cudnn
     wide = {id(s): (_4d(s.gamma.float()[None]), _4d(s.beta.float()[None])) for s in sets}
 
@@ -221,11 +224,69 @@ def _4d(tensor: Tensor) -> Tensor:
     return tensor[:, :, None, None]
 
 
+def _cudnn_modulated(member: Member, sets: Sequence[Buffers]) -> Call:
+    """Its adaptive layer norm, a graph, which takes scales and shifts of f32, without an offset."""
+    cudnn = importlib.import_module("cudnn")
+    wide = cudnn.data_type.FLOAT
+    narrow = {torch.float16: cudnn.data_type.HALF, torch.bfloat16: cudnn.data_type.BFLOAT16}
+    graph = cudnn.pygraph(
+        io_data_type=narrow.get(sets[0].x.dtype, wide),
+        intermediate_data_type=wide,
+        compute_data_type=wide,
+    )
+
+    def samples(tensor: Tensor) -> Tensor:  # [B, S, N]
+        return tensor.view(-1, member.tokens or 1, tensor.shape[-1])
+
+    def inputs_of(s: Buffers) -> dict[str, Tensor]:
+        given = {"input": samples(s.x), "scale": factors[id(s)][0]}
+        if not member.is_backward:
+            return given | {"bias": factors[id(s)][1]}
+        mean, rstd = samples(s.mean[:, None]), samples(s.rstd[:, None])
+        return given | {"grad": samples(s.dy), "mean": mean, "inv_variance": rstd}
+
+    factors = {
+        id(s): (s.gamma.float()[:, None] + member.weight_offset, s.beta.float()[:, None])
+        for s in sets
+    }
+    first = sets[0]
+    inputs = {name: graph.tensor_like(tensor) for name, tensor in inputs_of(first).items()}
+    fixed = {}
+    if member.is_backward:
+        outputs = graph.adalayernorm_backward(**inputs)
+        like = [samples(first.x), *factors[id(first)]]
+    else:
+        epsilon = graph.tensor(
+            dim=[1, 1, 1], stride=[1, 1, 1], data_type=wide, is_pass_by_value=True
+        )
+        fixed[epsilon] = torch.full((1, 1, 1), EPS)
+        phase = cudnn.norm_forward_phase.TRAINING
+        outputs = graph.adalayernorm(norm_forward_phase=phase, epsilon=epsilon, **inputs)
+        like = [samples(first.x), *[samples(first.mean[:, None])] * 2]
+    outputs[0].set_output(True)
+    for output in outputs[1:]:
+        output.set_output(True).set_data_type(wide)
+    graph.build([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+    workspace = torch.empty(graph.get_workspace_size(), dtype=torch.uint8, device="cuda")
+
+    def call(s: Buffers) -> object:
+        results = [torch.empty_like(tensor) for tensor in like]
+        given = {inputs[name]: tensor for name, tensor in inputs_of(s).items()}
+        graph.execute({**given, **fixed, **dict(zip(outputs, results, strict=True))}, workspace)
+        return results
+
+    return call
+
+
 def _quack(member: Member, sets: Sequence[Buffers]) -> Call | None:
     """Its layer norm's forward takes weights of f32."""
     rmsnorm = importlib.import_module("quack.rmsnorm")  # the package has a function of that name
 
     if member.from_output or (member.centres and member.has_residual):
+        return None
+    if member.heads:
+        return _quack_heads(member, rmsnorm)
+    if not member.is_plain:
         return None
     wide = {id(s): (s.gamma.float(), s.beta.float()) for s in sets}
     if member.centres and member.is_backward:
@@ -245,6 +306,15 @@ def _quack(member: Member, sets: Sequence[Buffers]) -> Call | None:
         eps=EPS,
         store_rstd=True,
     )
+
+
+def _quack_heads(member: Member, rmsnorm: ModuleType) -> Call:
+    def heads(tensor: Tensor) -> Tensor:
+        return tensor.view(-1, member.heads or 1, *tensor.shape[1:])
+
+    if member.is_backward:
+        return lambda s: rmsnorm.rmsnorm_bwd(heads(s.x), s.gamma, heads(s.dy), heads(s.rstd))
+    return lambda s: rmsnorm.rmsnorm_fwd(heads(s.x), s.gamma, eps=EPS, store_rstd=True)
 
 
 def _fla(member: Member, _sets: Sequence[Buffers]) -> Call | None:
@@ -296,7 +366,8 @@ PEERS: Mapping[str, Peer] = {
     "quack": _quack,
     "fla": _fla,
 }
-_OF_ANY_MEMBER = ("eager", "compile", "fla")  # the others have no such operands
+# The others have no such operands.
+_OF_ANY_MEMBER = ("eager", "compile", "cudnn", "quack", "fla")
 PACKAGES = {  # the version of each goes to the CSV
     "torch": "torch",
     "triton": "triton",
