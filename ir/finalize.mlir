@@ -13,6 +13,7 @@
 #width = 32 : index  // columns of a workgroup
 #slices = 16 : index
 #partials_at_once = 1 : index
+#teams = 1 : index  // that a workgroup of one_pass.mlir has (parts/set_rows.mlir)
 #sums_dbeta = true   // there is a dbeta
 #finalize_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [512, 1, 1] subgroup_size = 32>
 !acc_rows = memref<?x4096x!acc, #hal.descriptor_type<storage_buffer>>
@@ -63,7 +64,10 @@ hal.executable.source private @finalize {
       %zero_cell = arith.constant dense<0.0> : !cell
       %sums_dbeta = arith.constant #sums_dbeta
       %p_i32 = hal.interface.constant.load layout(#finalize_layout) ordinal(0) : i32
-      %p = arith.index_castui %p_i32 : i32 to index
+      %p = arith.index_castui %p_i32 : i32 to index  // without sets
+      // with sets: %of_each_team = arith.index_castui %p_i32 : i32 to index
+      // with sets: %teams = arith.constant #teams
+      // with sets: %p = arith.muli %of_each_team, %teams : index
       // with sets: %set_width = arith.constant #width
       // with sets: %tiles = arith.ceildivui %n, %set_width : index
       // with sets: %id = hal.interface.workgroup.id[0] : index

@@ -1,11 +1,19 @@
 // Which rows a workgroup walks over where the weight has sets (math/sets.mlir). It stays in one set, and counts rows as the
 // k-th of that. A row that the set does not have is M, as any row past the last one.
 //
+// Where a row ends within a line of memory, a set's rows would bring parts of its neighbours' rows with them, and only the
+// caches could keep these until others need them. So the groups of a workgroup are teams there: each team stays in one
+// set, and neighbouring teams in neighbouring sets, so that rows that are side by side in memory are walked over together.
+// Group g is of team g mod #teams.
+//
 // From one step to the next, k grows by the same number. So the walk divides before its first step alone. It knows the rows
 // of some steps (#known_rows): of this one, and of those that are fetched ahead, or whose statistics are.
 
 // What a NormSpec and a Schedule decide.
 #known_rows = 3 : index
+#teams = 1 : index
+#groups = 1 : index
+#threads = 512 : index
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
 !thread = vector<14xindex>
 !walk = memref<5xi32, #gpu.address_space<private>>  // the rows of some steps, and where the last of them is (@place_last)
@@ -13,23 +21,142 @@
 
 func.func private @set_row(index, index, index, index) -> index
 func.func private @count_set_rows(index, index, index, index) -> index
+func.func private @shares_subgroup() -> i1
+func.func private @subgroup_i32() -> i32
 // End of what is replaced.
 
-// The set of a workgroup, how many sets there are, the rows of a run, and all rows of the set; then which of the set's
-// workgroups it is, and of how many.
-func.func private @workgroup_set(%m: index, %sets_i32: i32, %rows_per_set_i32: i32) -> (index, index, index, index, i32, i32) {
+func.func private @has_teams() -> i1 {
+  %c1 = arith.constant 1 : index
+  %teams = arith.constant #teams
+  %are_several = arith.cmpi ne, %teams, %c1 : index
+  return %are_several : i1
+}
+
+func.func private @teams_i32() -> i32 {
+  %teams = arith.constant #teams
+  %n = arith.index_castui %teams : index to i32
+  return %n : i32
+}
+
+// Groups of a team.
+func.func private @team_groups_i32() -> i32 {
+  %teams = arith.constant #teams
+  %groups = arith.constant #groups
+  %each = arith.divui %groups, %teams : index
+  %n = arith.index_castui %each : index to i32
+  return %n : i32
+}
+
+// The set of a thread's team, how many sets there are, the rows of a run, and all rows of the set; then which of the set's
+// teams it is, and of how many. A workgroup without teams is one.
+func.func private @team_set(%m: index, %sets_i32: i32, %rows_per_set_i32: i32) -> (index, index, index, index, i32, i32) {
   %sets = arith.index_castui %sets_i32 : i32 to index
   %rows_per_set = arith.index_castui %rows_per_set_i32 : i32 to index
+  %has_teams = func.call @has_teams() : () -> i1
+  %teams_i32 = func.call @teams_i32() : () -> i32
   %all = hal.interface.workgroup.count[0] : index
   %id = hal.interface.workgroup.id[0] : index
   %all_i32 = arith.index_castui %all : index to i32
   %id_i32 = arith.index_castui %id : index to i32
-  %walkers = arith.divui %all_i32, %sets_i32 : i32
-  %set_i32 = arith.divui %id_i32, %walkers : i32
-  %walker = arith.remui %id_i32, %walkers : i32
+  %all_teams = arith.muli %all_i32, %teams_i32 : i32
+  %walkers = arith.divui %all_teams, %sets_i32 : i32
+  %set_i32, %walker = scf.if %has_teams -> (i32, i32) {
+    %team = func.call @my_team() : () -> i32
+    %teams_before = arith.muli %id_i32, %teams_i32 : i32
+    %own = arith.addi %teams_before, %team : i32
+    %own_set = arith.remui %own, %sets_i32 : i32
+    %own_walker = arith.divui %own, %sets_i32 : i32
+    scf.yield %own_set, %own_walker : i32, i32
+  } else {
+    %workgroup_set = arith.divui %id_i32, %walkers : i32
+    %workgroup_walker = arith.remui %id_i32, %walkers : i32
+    scf.yield %workgroup_set, %workgroup_walker : i32, i32
+  }
   %set = arith.index_castui %set_i32 : i32 to index
   %set_rows = func.call @count_set_rows(%m, %set, %sets, %rows_per_set) : (index, index, index, index) -> index
   return %set, %sets, %rows_per_set, %set_rows, %walker, %walkers : index, index, index, index, i32, i32
+}
+
+func.func private @my_team() -> i32 {
+  %teams = arith.constant #teams
+  %t_count = arith.constant #threads
+  %id = gpu.thread_id x
+  %group = arith.divui %id, %t_count : index
+  %team = arith.remui %group, %teams : index
+  %n = arith.index_castui %team : index to i32
+  return %n : i32
+}
+
+// Where a group begins: the k of the subgroup's first group, and what this group's is beyond that.
+func.func private @first_k(%walker: i32, %group_first: i32, %group: i32) -> (i32, i32) {
+  %zero_i32 = arith.constant 0 : i32
+  %has_teams = func.call @has_teams() : () -> i1
+  %groups = func.call @team_groups_i32() : () -> i32
+  %walker_first = arith.muli %walker, %groups : i32
+  %first, %before = scf.if %has_teams -> (i32, i32) {
+    %teams_i32 = func.call @teams_i32() : () -> i32
+    %lanes_i32 = func.call @subgroup_i32() : () -> i32
+    %in_team = arith.divui %group, %teams_i32 : i32
+    %own = arith.addi %walker_first, %in_team : i32
+    %of_first, %there = gpu.shuffle idx %own, %zero_i32, %lanes_i32 : i32
+    %on = arith.subi %own, %of_first : i32
+    scf.yield %of_first, %on : i32, i32
+  } else {
+    %shares_subgroup = func.call @shares_subgroup() : () -> i1
+    %of_first = arith.addi %walker_first, %group_first : i32
+    %groups_on = arith.subi %group, %group_first : i32
+    %on = arith.select %shares_subgroup, %groups_on, %zero_i32 : i32
+    scf.yield %of_first, %on : i32, i32
+  }
+  return %first, %before : i32, i32
+}
+
+// The k of the subgroup's first group from which on no group of the subgroup has a row: teams of it may have sets of different
+// lengths.
+func.func private @end_k(%set_rows: index, %before: i32) -> i32 {
+  %set_rows_i32 = arith.index_castui %set_rows : index to i32
+  %has_teams = func.call @has_teams() : () -> i1
+  %end = scf.if %has_teams -> i32 {
+    %c0 = arith.constant 0 : index
+    %c1 = arith.constant 1 : index
+    %doublings = arith.constant 5 : index  // from one lane to NVIDIA's 32
+    %one_i32 = arith.constant 1 : i32
+    %lanes_i32 = func.call @subgroup_i32() : () -> i32
+    %own = arith.subi %set_rows_i32, %before : i32
+    %most = scf.for %n = %c0 to %doublings step %c1 iter_args(%most_before = %own) -> i32 {
+      %n_i32 = arith.index_castui %n : index to i32
+      %distance = arith.shli %one_i32, %n_i32 : i32
+      %other, %there = gpu.shuffle xor %most_before, %distance, %lanes_i32 : i32
+      %more = arith.maxsi %most_before, %other : i32
+      scf.yield %more : i32
+    } {llvm.loop_annotation = #unrolled}
+    scf.yield %most : i32
+  } else {
+    scf.yield %set_rows_i32 : i32
+  }
+  return %end : i32
+}
+
+// Which partial row has the sums of a workgroup's team. Those of a set are neighbours.
+func.func private @partial_row(%thread: !thread, %workgroup: index, %team: index) -> index {
+  %has_teams = func.call @has_teams() : () -> i1
+  %row = scf.if %has_teams -> index {
+    %teams = arith.constant #teams
+    %sets = vector.extract %thread[10] : index from !thread
+    %all = hal.interface.workgroup.count[0] : index
+    %all_teams = arith.muli %all, %teams : index
+    %walkers = arith.divui %all_teams, %sets : index
+    %teams_before = arith.muli %workgroup, %teams : index
+    %own = arith.addi %teams_before, %team : index
+    %set = arith.remui %own, %sets : index
+    %walker = arith.divui %own, %sets : index
+    %rows_before = arith.muli %set, %walkers : index
+    %of_team = arith.addi %rows_before, %walker : index
+    scf.yield %of_team : index
+  } else {
+    scf.yield %workgroup : index
+  }
+  return %row : index
 }
 
 // The k-th row of the set, or M. And the same without a look whether the set has it.

@@ -12,6 +12,7 @@ def partial_rows(schedule: WritesPartialRows, spec: NormSpec, target: Target) ->
     """The aliases that the kernels of one pass and of two passes share."""
     cols, vector = spec.columns, schedule.vector
     count = "?" if spec.weight_sets else schedule.workgroups  # a call's sets have as many each
+    teams = schedule.teams(spec, target)
     return {
         "#vector": f"{vector} : index",
         "#threads": f"{schedule.threads(target)} : index",
@@ -23,7 +24,8 @@ def partial_rows(schedule: WritesPartialRows, spec: NormSpec, target: Target) ->
         "#finalize_kernel": kernel(schedule.finalize_columns * schedule.finalize_slices, target),
         "!slices": shared(f"{schedule.finalize_slices}x{schedule.finalize_columns}x!acc"),
         "!shares": f"vector<{schedule.finalize_slices}x1x!acc>",
-        "!acc_pn": f"tensor<{count}x{cols}x!acc>",
+        "#teams": f"{teams} : index",
+        "!acc_pn": f"tensor<{count}x{teams * cols}x!acc>",
         "!warp_sums": f"vector<{schedule.warps}x2x!acc>",
         **chunk_types(spec, vector),
         "!gamma_cell": "vector<1x!gamma>",

@@ -70,6 +70,9 @@ class WritesPartialRows(Protocol):
     def threads(self, target: Target) -> int:
         """Of a group."""
 
+    def teams(self, spec: NormSpec, target: Target) -> int:
+        """Partial rows of a workgroup."""
+
 
 def first_broken(rules: Iterable[Rule]) -> str | None:
     """The message of the first broken rule; None if all are kept."""

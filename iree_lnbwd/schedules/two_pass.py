@@ -61,6 +61,10 @@ class TwoPass:
         """Of a workgroup."""
         return self.warps * target.subgroup_size
 
+    def teams(self, spec: NormSpec, target: Target) -> int:
+        """Partial rows of a workgroup: it stays in one set of weights."""
+        return 1
+
     def tile(self, target: Target) -> int:
         """Columns of a workgroup in the second pass."""
         return self.threads(target) * self.vector

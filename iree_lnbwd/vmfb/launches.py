@@ -392,9 +392,10 @@ def _of_partial_rows(spec: NormSpec, target: Target, form: OnePass | TwoPass | R
         each = (_of_set(spec, partial_rows),)
         kernels.append(_launch(_FINALIZE, spec, _of_sets(spec, tiles), constants=each))
     all_partial_rows = _of_sets(spec, partial_rows)
+    teams = 1 if isinstance(form, RowBlocks) else form.teams(spec, target)
     partials = [operand for operand in _FINALIZE.reads if takes(spec, operand)]
     scratch = (
-        *(_scratch(spec, partial.name, all_partial_rows) for partial in partials),
+        *(_scratch(spec, partial.name, all_partial_rows, each=teams) for partial in partials),
         *posted,
         *(_scratch(spec, name, rows) for name in sums),
         *_unasked(spec, {name for kernel in kernels for name in kernel.writes}),
@@ -402,10 +403,10 @@ def _of_partial_rows(spec: NormSpec, target: Target, form: OnePass | TwoPass | R
     return Plan(scratch, tuple(kernels))
 
 
-def _scratch(spec: NormSpec, name: str, count: Count) -> Scratch:
-    """Memory for an operand: so many rows of it, or so many elements."""
+def _scratch(spec: NormSpec, name: str, count: Count, *, each: int = 1) -> Scratch:
+    """Memory for an operand: so many times so many rows of it, or elements."""
     operand = spec.family.named(name)
-    size = DTYPES[spec.element_type(operand.element)].numpy.itemsize
+    size = each * DTYPES[spec.element_type(operand.element)].numpy.itemsize
     return Scratch(name, size * (1 if operand.kind is Kind.ROWS else spec.columns), count)
 
 

@@ -75,8 +75,16 @@ WAYS = {
     "in bulk": Way(BULK, 1000),
     "in bulk, N odd": Way(replace(BULK, vector=1), 333, RMS),
     "x later": Way(replace(BULK, x_later=True), 1000),
-    "narrow rows": Way(NARROW, 40),
-    "narrow rows, copied": Way(replace(NARROW, ahead=1, slots=2), 40, RMS),
+    "narrow rows": Way(NARROW, 64),
+    "narrow rows, copied": Way(replace(NARROW, ahead=1, slots=2), 64, RMS),
+    "two teams": Way(replace(NARROW, vector=4), 40, dtype="f32"),
+    "four teams": Way(NARROW, 40),
+    "four teams that copy": Way(replace(NARROW, ahead=1, slots=2), 40, RMS),
+    "teams of whole subgroups": Way(replace(READ, warps=1, groups=8), 1000, RMS, target="sm_80"),
+    "teams that copy, with the weight": Way(
+        replace(COPIED, warps=1, groups=4, stages_weight=True), 1000
+    ),
+    "teams in bulk": Way(replace(BULK, warps=1, groups=4), 520),
     "narrow rows, AMD": Way(NARROW, 40, RMS, target="gfx942"),
     "a cluster": Way(CLUSTER, 1000),
     "a cluster that copies": Way(replace(CLUSTER, ahead=1, slots=2), 1000, RMS),
@@ -88,6 +96,7 @@ WAYS = {
     ),
 }
 by_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+NARROW_WAYS = [name for name in WAYS if "narrow rows" in name or "teams" in name]
 
 
 def module_of(way: Way, spec: NormSpec) -> EmulatedNorm:
@@ -112,10 +121,18 @@ def test_any_number_of_sets_and_rows(way: Way) -> None:
     assert_right(module.run(call), call)
 
 
+def test_ways_with_teams_have_as_many_as_they_say() -> None:
+    numbers = {"two teams": 2, "four teams": 4, "teams in bulk": 4, "narrow rows, AMD": 1}
+    for name, way in WAYS.items():
+        teams = way.how.teams(way.spec, find_target(way.target))
+        assert teams == numbers.get(name, 4 if "teams" in name else 1), name
+
+
 @pytest.mark.drawn
-@by_way
-def test_one_set_has_the_bits_of_a_weight(way: Way) -> None:
-    rng = random_generator()
+@pytest.mark.parametrize("name", [name for name in WAYS if "teams" not in name])
+def test_one_set_has_the_bits_of_a_weight(name: str) -> None:
+    """But of teams, whose rows are added up one team after another."""
+    way, rng = WAYS[name], random_generator()
     call = matrix.random_call(way.spec, 71, rng, Sets(1, 4))
     plain_spec = replace(way.spec, weight_sets=False)
     flat = {n: a[0] if n in ("weight", "bias") else a for n, a in call.arrays.items()}
@@ -126,7 +143,7 @@ def test_one_set_has_the_bits_of_a_weight(way: Way) -> None:
 
 
 @pytest.mark.drawn
-@pytest.mark.parametrize("name", ["narrow rows", "narrow rows, copied", "narrow rows, AMD"])
+@pytest.mark.parametrize("name", NARROW_WAYS)
 def test_a_row_of_another_set_leaves_no_nan(name: str) -> None:
     """Rows of a subgroup where the set has no more: they are not the last row of the call."""
     way = WAYS[name]

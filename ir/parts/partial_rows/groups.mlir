@@ -1,5 +1,5 @@
 // A workgroup's sums of columns to its partial rows of dgamma and dbeta, where it has several groups. The sums of all
-// groups are added up to one partial row, for dgamma, for dbeta and, where its sum is asked for, for dx, in the shared
+// groups (of a team, where there are teams: parts/set_rows.mlir) are added up to one partial row, for dgamma, for dbeta and, where its sum is asked for, for dx, in the shared
 // memory that held rows of dy.
 
 // What a NormSpec and a Schedule decide.
@@ -9,6 +9,7 @@
 #chunks = 1 : index
 #threads = 512 : index
 #groups = 1 : index
+#teams = 1 : index
 #sums_dbeta = true
 !acc_rows = memref<?x4096x!acc, #hal.descriptor_type<storage_buffer>>
 !dy_bytes = memref<24576xi8, #gpu.address_space<workgroup>>
@@ -25,6 +26,7 @@ func.func private @my_shift(!thread) -> index
 func.func private @column(index, !thread) -> (index, i1)
 func.func private @span(index, index, index) -> (index, index)
 func.func private @is_within(index, index, index) -> i1
+// with sets: func.func private @partial_row(!thread, index, index) -> index
 // End of what is replaced.
 
 func.func private @store_partial_row(%thread: !thread, %workgroup: index, %dgamma_sums: !held, %dbeta_sums: !held, %dy_bytes: !dy_bytes, %dgamma_partials: !acc_rows, %dbeta_partials: !acc_rows) {  // without totals
@@ -83,43 +85,49 @@ func.func private @store_partial_row(%thread: !thread, %workgroup: index, %dgamm
       }
     } {llvm.loop_annotation = #unrolled}
     gpu.barrier
-    // Where rows are shifted, a partial row has no whole chunks: a thread adds up one column at a time.
-    %one_first = arith.select %shifted, %id, %n : index
-    scf.for %column = %one_first to %n step %workgroup_threads {
-      %total = scf.for %g = %c0 to %groups step %c1 iter_args(%sum = %zero) -> (!acc) {
-        %group_sum = memref.load %group_sums[%g, %column] : !group_sums
-        %more = arith.addf %sum, %group_sum : !acc
-        scf.yield %more : !acc
-      }
-      scf.if %is_dgamma {
-        memref.store %total, %dgamma_partials[%workgroup, %column] : !acc_rows
-      } else {
-        scf.if %sums_dbeta {  // without totals
-        // with totals: scf.if %is_dbeta {
-          memref.store %total, %dbeta_partials[%workgroup, %column] : !acc_rows
+    %teams = arith.constant 1 : index  // without sets
+    // with sets: %teams = arith.constant #teams
+    scf.for %team = %c0 to %teams step %c1 {
+      %partial = arith.addi %workgroup, %team : index  // without sets
+      // with sets: %partial = func.call @partial_row(%thread, %workgroup, %team) : (!thread, index, index) -> index
+      // Where rows are shifted, a partial row has no whole chunks: a thread adds up one column at a time.
+      %one_first = arith.select %shifted, %id, %n : index
+      scf.for %column = %one_first to %n step %workgroup_threads {
+        %total = scf.for %g = %team to %groups step %teams iter_args(%sum = %zero) -> (!acc) {
+          %group_sum = memref.load %group_sums[%g, %column] : !group_sums
+          %more = arith.addf %sum, %group_sum : !acc
+          scf.yield %more : !acc
         }
-        // with totals: scf.if %is_dx {
-        // with totals:   memref.store %total, %dx_partials[%workgroup, %column] : !acc_rows
-        // with totals: }
-      }
-    }
-    %chunks_first = arith.select %shifted, %n, %column_first : index
-    scf.for %column = %chunks_first to %n step %column_step {
-      %total = scf.for %g = %c0 to %groups step %c1 iter_args(%sum = %zeros) -> (!chunk) {
-        %group_sum = vector.load %group_sums[%g, %column] : !group_sums, !chunk
-        %more = arith.addf %sum, %group_sum : !chunk
-        scf.yield %more : !chunk
-      }
-      scf.if %is_dgamma {
-        vector.store %total, %dgamma_partials[%workgroup, %column] : !acc_rows, !chunk
-      } else {
-        scf.if %sums_dbeta {  // without totals
-        // with totals: scf.if %is_dbeta {
-          vector.store %total, %dbeta_partials[%workgroup, %column] : !acc_rows, !chunk
+        scf.if %is_dgamma {
+          memref.store %total, %dgamma_partials[%partial, %column] : !acc_rows
+        } else {
+          scf.if %sums_dbeta {  // without totals
+          // with totals: scf.if %is_dbeta {
+            memref.store %total, %dbeta_partials[%partial, %column] : !acc_rows
+          }
+          // with totals: scf.if %is_dx {
+          // with totals:   memref.store %total, %dx_partials[%partial, %column] : !acc_rows
+          // with totals: }
         }
-        // with totals: scf.if %is_dx {
-        // with totals:   vector.store %total, %dx_partials[%workgroup, %column] : !acc_rows, !chunk
-        // with totals: }
+      }
+      %chunks_first = arith.select %shifted, %n, %column_first : index
+      scf.for %column = %chunks_first to %n step %column_step {
+        %total = scf.for %g = %team to %groups step %teams iter_args(%sum = %zeros) -> (!chunk) {
+          %group_sum = vector.load %group_sums[%g, %column] : !group_sums, !chunk
+          %more = arith.addf %sum, %group_sum : !chunk
+          scf.yield %more : !chunk
+        }
+        scf.if %is_dgamma {
+          vector.store %total, %dgamma_partials[%partial, %column] : !acc_rows, !chunk
+        } else {
+          scf.if %sums_dbeta {  // without totals
+          // with totals: scf.if %is_dbeta {
+            vector.store %total, %dbeta_partials[%partial, %column] : !acc_rows, !chunk
+          }
+          // with totals: scf.if %is_dx {
+          // with totals:   vector.store %total, %dx_partials[%partial, %column] : !acc_rows, !chunk
+          // with totals: }
+        }
       }
     }
   }
