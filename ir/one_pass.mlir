@@ -190,8 +190,7 @@ hal.executable.source private @rows {
     // with totals: func.func private @store_partial_row(!thread, index, !held, !held, !held, !dy_bytes, !acc_rows, !acc_rows, !acc_rows)
     // with sets: func.func private @team_set(index, i32, i32) -> (index, index, index, index, i32, i32)
     // with sets: func.func private @team_groups_i32() -> i32
-    // with sets: func.func private @first_k(i32, i32, i32) -> (i32, i32)
-    // with sets: func.func private @end_k(index, i32) -> i32
+    // with sets: func.func private @first_k(i32, i32) -> i32
     // with sets: func.func private @kth_row(!thread, i32) -> i32
     // with sets: func.func private @set_step(!thread, i32) -> !set_step
     // with sets: func.func private @begin_walk(!thread, i32, i32, !walk)
@@ -261,6 +260,7 @@ hal.executable.source private @rows {
       // with sets: %rows_per_set_i32 = hal.interface.constant.load layout(#rows_layout) ordinal(2) : i32
       // with sets: %set, %sets, %rows_per_set, %set_rows, %walker, %p_i32 = func.call @team_set(%m, %sets_i32, %rows_per_set_i32)
       // with sets:     : (index, i32, i32) -> (index, index, index, index, i32, i32)
+      // with sets: %set_rows_i32 = arith.index_castui %set_rows : index to i32
       // with sets: %gamma_bytes = arith.constant #gamma_bytes
       // with sets: %gamma_at = arith.muli %set, %gamma_bytes : index
       // with sets: %beta_bytes = arith.constant #beta_bytes
@@ -321,12 +321,11 @@ hal.executable.source private @rows {
       } else {
         scf.yield %warp : index
       }
-      %groups_on = arith.subi %group_mine, %group_i32 : i32  // this one, in the subgroup  // without sets
-      %groups_before = arith.select %shares_subgroup, %groups_on, %zero_i32 : i32  // without sets
+      %groups_on = arith.subi %group_mine, %group_i32 : i32  // this one, in the subgroup
+      %groups_before = arith.select %shares_subgroup, %groups_on, %zero_i32 : i32
       %workgroup_first = arith.muli %workgroup_i32, %groups_i32 : i32  // without sets
       %subgroup_first = arith.addi %workgroup_first, %group_i32 : i32  // without sets
-      // with sets: %subgroup_k, %groups_before = func.call @first_k(%walker, %group_i32, %group_mine) : (i32, i32, i32) -> (i32, i32)
-      // with sets: %end_k = func.call @end_k(%set_rows, %groups_before) : (index, i32) -> i32
+      // with sets: %subgroup_k = func.call @first_k(%walker, %group_i32) : (i32, i32) -> i32
       // with sets: %groups_i32 = func.call @team_groups_i32() : () -> i32
       %stride = arith.muli %p_i32, %groups_i32 : i32
       %last = arith.subi %m_i32, %one_i32 : i32
@@ -437,7 +436,7 @@ hal.executable.source private @rows {
           }
         }
         %walked:8 = scf.for %subgroup_row = %subgroup_first to %m_i32 step %stride  // without sets
-        // with sets: %walked:8 = scf.for %subgroup_row = %subgroup_k to %end_k step %stride
+        // with sets: %walked:8 = scf.for %subgroup_row = %subgroup_k to %set_rows_i32 step %stride
             iter_args(%mean_row = %mean_first, %rstd_row = %rstd_first, %mean_then = %mean_behind_first, %rstd_then = %rstd_behind_first,
             %fill = %fill_first, %buffer = %c0, %parity = %zero_i32, %parity_of_copies = %zero_i32)
             -> (!acc, !acc, !acc, !acc, index, index, i32, i32) : i32 {
@@ -499,7 +498,7 @@ hal.executable.source private @rows {
           %sum_h, %sum_hx = scf.if %defers -> (!acc, !acc) {
             %step_after = arith.addi %subgroup_row, %stride : i32
             %walks_on = arith.cmpi slt, %step_after, %m_i32 : i32  // without sets
-            // with sets: %walks_on = arith.cmpi slt, %step_after, %end_k : i32
+            // with sets: %walks_on = arith.cmpi slt, %step_after, %set_rows_i32 : i32
             scf.if %walks_on {
               %buffer_then, %parity_then = func.call @buffer_after(%buffer, %parity) : (index, i32) -> (index, i32)
               %slot_then = func.call @slot_after(%slot) : (index) -> index

@@ -42,6 +42,16 @@ func.func private @subgroup_i32() -> i32 {
   return %n : i32
 }
 
+// Groups of a subgroup: 1 unless a narrow row has a part of it.
+func.func private @subgroup_groups() -> index {
+  %c1 = arith.constant 1 : index
+  %lanes = arith.constant #subgroup
+  %t = arith.constant #threads
+  %each = arith.divui %lanes, %t : index
+  %groups = arith.maxui %each, %c1 : index
+  return %groups : index
+}
+
 // Groups of a workgroup.
 func.func private @groups_i32() -> i32 {
   %groups = arith.constant #groups

@@ -2,9 +2,9 @@
 // k-th of that. A row that the set does not have is M, as any row past the last one.
 //
 // Where a row ends within a line of memory, a set's rows would bring parts of its neighbours' rows with them, and only the
-// caches could keep these until others need them. So the groups of a workgroup are teams there: each team stays in one
+// caches could keep these until others need them. So the subgroups of a workgroup are teams there: each team stays in one
 // set, and neighbouring teams in neighbouring sets, so that rows that are side by side in memory are walked over together.
-// Group g is of team g mod #teams.
+// Subgroup s is of team s mod #teams.
 //
 // From one step to the next, k grows by the same number. So the walk divides before its first step alone. It knows the rows
 // of some steps (#known_rows): of this one, and of those that are fetched ahead, or whose statistics are.
@@ -21,8 +21,8 @@
 
 func.func private @set_row(index, index, index, index) -> index
 func.func private @count_set_rows(index, index, index, index) -> index
-func.func private @shares_subgroup() -> i1
 func.func private @subgroup_i32() -> i32
+func.func private @subgroup_groups() -> index
 // End of what is replaced.
 
 func.func private @has_teams() -> i1 {
@@ -52,106 +52,88 @@ func.func private @team_groups_i32() -> i32 {
 func.func private @team_set(%m: index, %sets_i32: i32, %rows_per_set_i32: i32) -> (index, index, index, index, i32, i32) {
   %sets = arith.index_castui %sets_i32 : i32 to index
   %rows_per_set = arith.index_castui %rows_per_set_i32 : i32 to index
-  %has_teams = func.call @has_teams() : () -> i1
-  %teams_i32 = func.call @teams_i32() : () -> i32
   %all = hal.interface.workgroup.count[0] : index
   %id = hal.interface.workgroup.id[0] : index
-  %all_i32 = arith.index_castui %all : index to i32
-  %id_i32 = arith.index_castui %id : index to i32
-  %all_teams = arith.muli %all_i32, %teams_i32 : i32
-  %walkers = arith.divui %all_teams, %sets_i32 : i32
-  %set_i32, %walker = scf.if %has_teams -> (i32, i32) {
-    %team = func.call @my_team() : () -> i32
-    %teams_before = arith.muli %id_i32, %teams_i32 : i32
-    %own = arith.addi %teams_before, %team : i32
-    %own_set = arith.remui %own, %sets_i32 : i32
-    %own_walker = arith.divui %own, %sets_i32 : i32
-    scf.yield %own_set, %own_walker : i32, i32
-  } else {
-    %workgroup_set = arith.divui %id_i32, %walkers : i32
-    %workgroup_walker = arith.remui %id_i32, %walkers : i32
-    scf.yield %workgroup_set, %workgroup_walker : i32, i32
-  }
+  %team = func.call @my_team() : () -> i32
+  %set_i32, %walker, %walkers = func.call @place_in_sets(%all, %id, %team, %sets_i32) : (index, index, i32, i32) -> (i32, i32, i32)
   %set = arith.index_castui %set_i32 : i32 to index
   %set_rows = func.call @count_set_rows(%m, %set, %sets, %rows_per_set) : (index, index, index, index) -> index
   return %set, %sets, %rows_per_set, %set_rows, %walker, %walkers : index, index, index, index, i32, i32
 }
 
+// The set of a workgroup's team, which of the set's teams that is, and of how many. Workgroups without teams that are
+// neighbours have the same set.
+func.func private @place_in_sets(%all: index, %id: index, %team: i32, %sets: i32) -> (i32, i32, i32) {
+  %has_teams = func.call @has_teams() : () -> i1
+  %teams_i32 = func.call @teams_i32() : () -> i32
+  %all_i32 = arith.index_castui %all : index to i32
+  %workgroup = arith.index_castui %id : index to i32
+  %all_teams = arith.muli %all_i32, %teams_i32 : i32
+  %walkers = arith.divui %all_teams, %sets : i32
+  %set, %walker = scf.if %has_teams -> (i32, i32) {
+    %teams_before = arith.muli %workgroup, %teams_i32 : i32
+    %own = arith.addi %teams_before, %team : i32
+    %team_set = arith.remui %own, %sets : i32
+    %team_walker = arith.divui %own, %sets : i32
+    scf.yield %team_set, %team_walker : i32, i32
+  } else {
+    %own_set = arith.divui %workgroup, %walkers : i32
+    %own_walker = arith.remui %workgroup, %walkers : i32
+    scf.yield %own_set, %own_walker : i32, i32
+  }
+  return %set, %walker, %walkers : i32, i32, i32
+}
+
+// Of the subgroup. The shuffle tells ptxas that all lanes have the same.
 func.func private @my_team() -> i32 {
-  %teams = arith.constant #teams
+  %zero_i32 = arith.constant 0 : i32
   %t_count = arith.constant #threads
   %id = gpu.thread_id x
   %group = arith.divui %id, %t_count : index
-  %team = arith.remui %group, %teams : index
-  %n = arith.index_castui %team : index to i32
-  return %n : i32
+  %neighbours = func.call @subgroup_groups() : () -> index
+  %subgroup = arith.divui %group, %neighbours : index
+  %teams = arith.constant #teams
+  %mine = arith.remui %subgroup, %teams : index
+  %mine_i32 = arith.index_castui %mine : index to i32
+  %has_teams = func.call @has_teams() : () -> i1
+  %team = scf.if %has_teams -> i32 {
+    %lanes_i32 = func.call @subgroup_i32() : () -> i32
+    %same, %there = gpu.shuffle idx %mine_i32, %zero_i32, %lanes_i32 : i32
+    scf.yield %same : i32
+  } else {
+    scf.yield %zero_i32 : i32
+  }
+  return %team : i32
 }
 
-// Where a group begins: the k of the subgroup's first group, and what this group's is beyond that.
-func.func private @first_k(%walker: i32, %group_first: i32, %group: i32) -> (i32, i32) {
-  %zero_i32 = arith.constant 0 : i32
-  %has_teams = func.call @has_teams() : () -> i1
+// Of the rows of its team's set, the k of a subgroup's first group.
+func.func private @first_k(%walker: i32, %group_first: i32) -> i32 {
   %groups = func.call @team_groups_i32() : () -> i32
+  %teams_i32 = func.call @teams_i32() : () -> i32
+  %neighbours = func.call @subgroup_groups() : () -> index
+  %neighbours_i32 = arith.index_castui %neighbours : index to i32
   %walker_first = arith.muli %walker, %groups : i32
-  %first, %before = scf.if %has_teams -> (i32, i32) {
-    %teams_i32 = func.call @teams_i32() : () -> i32
-    %lanes_i32 = func.call @subgroup_i32() : () -> i32
-    %in_team = arith.divui %group, %teams_i32 : i32
-    %own = arith.addi %walker_first, %in_team : i32
-    %of_first, %there = gpu.shuffle idx %own, %zero_i32, %lanes_i32 : i32
-    %on = arith.subi %own, %of_first : i32
-    scf.yield %of_first, %on : i32, i32
-  } else {
-    %shares_subgroup = func.call @shares_subgroup() : () -> i1
-    %of_first = arith.addi %walker_first, %group_first : i32
-    %groups_on = arith.subi %group, %group_first : i32
-    %on = arith.select %shares_subgroup, %groups_on, %zero_i32 : i32
-    scf.yield %of_first, %on : i32, i32
-  }
-  return %first, %before : i32, i32
-}
-
-// The k of the subgroup's first group from which on no group of the subgroup has a row: teams of it may have sets of different
-// lengths.
-func.func private @end_k(%set_rows: index, %before: i32) -> i32 {
-  %set_rows_i32 = arith.index_castui %set_rows : index to i32
+  %round = arith.muli %teams_i32, %neighbours_i32 : i32
+  %rounds = arith.divui %group_first, %round : i32
+  %in_rounds = arith.muli %rounds, %neighbours_i32 : i32
   %has_teams = func.call @has_teams() : () -> i1
-  %end = scf.if %has_teams -> i32 {
-    %c0 = arith.constant 0 : index
-    %c1 = arith.constant 1 : index
-    %doublings = arith.constant 5 : index  // from one lane to NVIDIA's 32
-    %one_i32 = arith.constant 1 : i32
-    %lanes_i32 = func.call @subgroup_i32() : () -> i32
-    %own = arith.subi %set_rows_i32, %before : i32
-    %most = scf.for %n = %c0 to %doublings step %c1 iter_args(%most_before = %own) -> i32 {
-      %n_i32 = arith.index_castui %n : index to i32
-      %distance = arith.shli %one_i32, %n_i32 : i32
-      %other, %there = gpu.shuffle xor %most_before, %distance, %lanes_i32 : i32
-      %more = arith.maxsi %most_before, %other : i32
-      scf.yield %more : i32
-    } {llvm.loop_annotation = #unrolled}
-    scf.yield %most : i32
-  } else {
-    scf.yield %set_rows_i32 : i32
-  }
-  return %end : i32
+  %in_team = arith.select %has_teams, %in_rounds, %group_first : i32
+  %k = arith.addi %walker_first, %in_team : i32
+  return %k : i32
 }
 
 // Which partial row has the sums of a workgroup's team. Those of a set are neighbours.
 func.func private @partial_row(%thread: !thread, %workgroup: index, %team: index) -> index {
   %has_teams = func.call @has_teams() : () -> i1
   %row = scf.if %has_teams -> index {
-    %teams = arith.constant #teams
     %sets = vector.extract %thread[10] : index from !thread
+    %sets_i32 = arith.index_castui %sets : index to i32
+    %team_i32 = arith.index_castui %team : index to i32
     %all = hal.interface.workgroup.count[0] : index
-    %all_teams = arith.muli %all, %teams : index
-    %walkers = arith.divui %all_teams, %sets : index
-    %teams_before = arith.muli %workgroup, %teams : index
-    %own = arith.addi %teams_before, %team : index
-    %set = arith.remui %own, %sets : index
-    %walker = arith.divui %own, %sets : index
-    %rows_before = arith.muli %set, %walkers : index
-    %of_team = arith.addi %rows_before, %walker : index
+    %set, %walker, %walkers = func.call @place_in_sets(%all, %workgroup, %team_i32, %sets_i32) : (index, index, i32, i32) -> (i32, i32, i32)
+    %rows_before = arith.muli %set, %walkers : i32
+    %row_i32 = arith.addi %rows_before, %walker : i32
+    %of_team = arith.index_castui %row_i32 : i32 to index
     scf.yield %of_team : index
   } else {
     scf.yield %workgroup : index

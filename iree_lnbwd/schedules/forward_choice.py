@@ -52,7 +52,9 @@ _FEW_WORDS = 16  # 32-bit words of a row that a thread has, in the type of sums
 _EARLY_COLUMNS = 2048
 _EARLY_COLUMNS_OF_NARROW_ACCESSES = 1024
 # Rows of 16 bits without a mean, alone and in wider accesses, up to so many columns: RMS norms of
-# 264, 340, 580 and 640 columns in bf16 went from 92 to 97 % of the ceiling to 99 (H200).
+# 264, 340, 580 and 640 columns in bf16 went from 92 to 97 % of the ceiling to 99 (H200). Of rows
+# that are narrower than a head's, those with a mean, too, if a thread has more than a few elements:
+# of 72 and 88 columns, RMS norms took 6 and 8 % less time so, and layer norms 4 and 5 (H100).
 _EARLY_COLUMNS_OF_16_BITS = 768
 _BUSY_EARLY = 832  # threads of a multiprocessor that there should be at once then
 _EARLY_ELEMENTS_OF_THREAD = 8
@@ -60,12 +62,16 @@ _EARLY_ELEMENTS_OF_THREAD = 8
 # 67.5, with three workgroups on a multiprocessor in place of two.
 _PACKED_THREADS = 256
 # Rows whose weight is their set's: few rows share one, so that it comes from the L2 cache, and is
-# loaded with the row. A thread has more elements of f32, workgroups are smaller, and a thread gets
-# the registers that it needs: so many, by the bytes of an element, and two for each element. From
-# 1063 schedules of 8 widths from 896 to 5120, on an H200.
+# loaded with the row. A thread has more elements of f32, workgroups are smaller, unless several
+# rows share a subgroup, and a thread gets the registers that it needs: so many, by the bytes of an
+# element, two for each element, and more where a subgroup has the row. From 1063 schedules of 8
+# widths from 896 to 5120, on an H200, and 163 of 17 widths from 24 to 3208, on an H100: a layer
+# norm of 800 columns in bf16 went from 59 % of the ceiling to 96.
 _ELEMENTS_OF_SETS = {2: 22, 4: 15}
 _WARPS_OF_SETS = 2
 _REGISTERS_OF_SETS = {2: 8, 4: 32}
+_LEAST_REGISTERS_OF_SETS = 48
+_MORE_REGISTERS_OF_SUBGROUP = 8
 # RMS norms of 16 bits with a gate: threads at once, by whether each has few elements. By 300
 # schedules of five widths from 1024 to 8192, on an H200, with the gate before the norm and after.
 _FEW_GATED_ELEMENTS = 16
@@ -114,7 +120,7 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
     is_light_head = is_head and is_narrow and not spec.family.centres
     has_sets = _has_sets(spec, vector)
     in_subgroup = _fits_subgroup(spec, target, vector, shared_out)
-    usual_warps = _WARPS_OF_SETS if has_sets else _WARPS
+    usual_warps = _WARPS_OF_SETS if has_sets and threads >= lanes else _WARPS
     is_slow, is_short = _is_slow(spec, vector), _is_short(spec, target, vector)
     if in_subgroup or (is_short and threads > lanes):
         usual_warps = _FEW_WARPS
@@ -136,6 +142,8 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
     busy = _BUSIER if packs or (is_light and spec.has(ADDED_BIAS)) else _BUSY
     if has_sets:
         registers = _REGISTERS_OF_SETS[bytes_of(normalized(spec))] + 2 * chunks * vector
+        registers = max(registers, _LEAST_REGISTERS_OF_SETS)
+        registers += _MORE_REGISTERS_OF_SUBGROUP if threads <= lanes else 0
         busy = min(MOST_BUSY, _REGISTER_FILE // registers)
     is_gated_rms = spec.gate is not None and not spec.family.centres
     if is_gated_rms and is_narrow and target.backend == "cuda":
@@ -186,10 +194,12 @@ def _is_early(spec: NormSpec, target: Target, vector: int, way: tuple[int, int])
         return True
     is_head = _is_head(spec, vector)
     if bytes_of(normalized(spec)) < WORD_BYTES:
+        is_alone = target.backend == "cuda" and not (spec.has(RESIDUAL) or _is_slow(spec, vector))
+        if spec.columns < _LEAST_OF_MORE and not is_head:
+            return is_alone and way[0] * vector > _FEW_WORDS
         if spec.family.centres or is_head:
             return not spec.family.centres
-        is_wanted = _has_more(spec, target) and not (spec.has(RESIDUAL) or _is_slow(spec, vector))
-        return is_wanted and spec.columns <= _EARLY_COLUMNS_OF_16_BITS
+        return is_alone and spec.columns <= _EARLY_COLUMNS_OF_16_BITS
     has_few = way[0] * vector <= _EARLY_ELEMENTS_OF_THREAD and spec.columns <= _EARLY_COLUMNS
     in_subgroup = _fits_subgroup(spec, target, vector, way)
     return is_head or has_few or in_subgroup or spec.has(RESIDUAL)

@@ -183,7 +183,7 @@ class OnePassNumbers:
         }
 
     def teams(self, spec: NormSpec, target: Target) -> int:
-        """Teams of a workgroup's groups, which have neighbouring sets of weights.
+        """Teams of a workgroup's subgroups, which have neighbouring sets of weights.
 
         There are as many as it takes rows to fill whole pieces of memory.
         """
@@ -191,7 +191,7 @@ class OnePassNumbers:
             return 1
         row = spec.columns * itemsize(spec, Element.X)
         whole = math.lcm(row, _MEMORY_BYTES) // row
-        return math.gcd(whole, _MOST_TEAMS, self.groups)
+        return math.gcd(whole, _MOST_TEAMS, self.groups // self.subgroup_rows)
 
     @property
     def known_rows(self) -> int:

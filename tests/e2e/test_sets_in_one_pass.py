@@ -78,8 +78,8 @@ WAYS = {
     "narrow rows": Way(NARROW, 64),
     "narrow rows, copied": Way(replace(NARROW, ahead=1, slots=2), 64, RMS),
     "two teams": Way(replace(NARROW, vector=4), 40, dtype="f32"),
-    "four teams": Way(NARROW, 40),
-    "four teams that copy": Way(replace(NARROW, ahead=1, slots=2), 40, RMS),
+    "four teams": Way(replace(NARROW, groups=32), 40),
+    "four teams that copy": Way(replace(NARROW, groups=32, ahead=1, slots=2), 40, RMS),
     "teams of whole subgroups": Way(replace(READ, warps=1, groups=8), 1000, RMS, target="sm_80"),
     "teams that copy, with the weight": Way(
         replace(COPIED, warps=1, groups=4, stages_weight=True), 1000

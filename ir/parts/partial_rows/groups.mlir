@@ -20,6 +20,7 @@
 !thread = vector<9xindex>
 
 func.func private @shifted() -> i1
+func.func private @subgroup_groups() -> index
 func.func private @my_id(!thread) -> index
 func.func private @my_group(!thread) -> index
 func.func private @my_shift(!thread) -> index
@@ -87,13 +88,21 @@ func.func private @store_partial_row(%thread: !thread, %workgroup: index, %dgamm
     gpu.barrier
     %teams = arith.constant 1 : index  // without sets
     // with sets: %teams = arith.constant #teams
+    %neighbours = func.call @subgroup_groups() : () -> index
+    %team_groups = arith.divui %groups, %teams : index
     scf.for %team = %c0 to %teams step %c1 {
       %partial = arith.addi %workgroup, %team : index  // without sets
       // with sets: %partial = func.call @partial_row(%thread, %workgroup, %team) : (!thread, index, index) -> index
       // Where rows are shifted, a partial row has no whole chunks: a thread adds up one column at a time.
       %one_first = arith.select %shifted, %id, %n : index
       scf.for %column = %one_first to %n step %workgroup_threads {
-        %total = scf.for %g = %team to %groups step %teams iter_args(%sum = %zero) -> (!acc) {
+        %total = scf.for %in_team = %c0 to %team_groups step %c1 iter_args(%sum = %zero) -> (!acc) {
+          %run = arith.divui %in_team, %neighbours : index
+          %in_run = arith.remui %in_team, %neighbours : index
+          %runs_before = arith.muli %run, %teams : index
+          %own_run = arith.addi %runs_before, %team : index
+          %groups_before = arith.muli %own_run, %neighbours : index
+          %g = arith.addi %groups_before, %in_run : index
           %group_sum = memref.load %group_sums[%g, %column] : !group_sums
           %more = arith.addf %sum, %group_sum : !acc
           scf.yield %more : !acc
@@ -112,7 +121,13 @@ func.func private @store_partial_row(%thread: !thread, %workgroup: index, %dgamm
       }
       %chunks_first = arith.select %shifted, %n, %column_first : index
       scf.for %column = %chunks_first to %n step %column_step {
-        %total = scf.for %g = %team to %groups step %teams iter_args(%sum = %zeros) -> (!chunk) {
+        %total = scf.for %in_team = %c0 to %team_groups step %c1 iter_args(%sum = %zeros) -> (!chunk) {
+          %run = arith.divui %in_team, %neighbours : index
+          %in_run = arith.remui %in_team, %neighbours : index
+          %runs_before = arith.muli %run, %teams : index
+          %own_run = arith.addi %runs_before, %team : index
+          %groups_before = arith.muli %own_run, %neighbours : index
+          %g = arith.addi %groups_before, %in_run : index
           %group_sum = vector.load %group_sums[%g, %column] : !group_sums, !chunk
           %more = arith.addf %sum, %group_sum : !chunk
           scf.yield %more : !chunk
