@@ -189,8 +189,7 @@ hal.executable.source private @rows {
     func.func private @store_partial_row(!thread, index, !held, !held, !dy_bytes, !acc_rows, !acc_rows)  // without totals
     // with totals: func.func private @store_partial_row(!thread, index, !held, !held, !held, !dy_bytes, !acc_rows, !acc_rows, !acc_rows)
     // with sets: func.func private @team_set(index, i32, i32) -> (index, index, index, index, i32, i32)
-    // with sets: func.func private @team_groups_i32() -> i32
-    // with sets: func.func private @first_k(i32, i32) -> i32
+    // with sets: func.func private @team_walk(i32, i32, i32) -> (i32, i32)
     // with sets: func.func private @kth_row(!thread, i32) -> i32
     // with sets: func.func private @set_step(!thread, i32) -> !set_step
     // with sets: func.func private @begin_walk(!thread, i32, i32, !walk)
@@ -325,9 +324,8 @@ hal.executable.source private @rows {
       %groups_before = arith.select %shares_subgroup, %groups_on, %zero_i32 : i32
       %workgroup_first = arith.muli %workgroup_i32, %groups_i32 : i32  // without sets
       %subgroup_first = arith.addi %workgroup_first, %group_i32 : i32  // without sets
-      // with sets: %subgroup_k = func.call @first_k(%walker, %group_i32) : (i32, i32) -> i32
-      // with sets: %groups_i32 = func.call @team_groups_i32() : () -> i32
-      %stride = arith.muli %p_i32, %groups_i32 : i32
+      %stride = arith.muli %p_i32, %groups_i32 : i32  // without sets
+      // with sets: %subgroup_k, %stride = func.call @team_walk(%walker, %p_i32, %group_i32) : (i32, i32, i32) -> (i32, i32)
       %last = arith.subi %m_i32, %one_i32 : i32
 
       // Shared memory. Every thread reads back only the values that it has stored or copied itself, or its subgroup

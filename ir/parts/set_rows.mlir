@@ -106,8 +106,8 @@ func.func private @my_team() -> i32 {
   return %team : i32
 }
 
-// Of the rows of its team's set, the k of a subgroup's first group.
-func.func private @first_k(%walker: i32, %group_first: i32) -> i32 {
+// Of the rows of its team's set: the k of a subgroup's first group, and how much k grows in a step.
+func.func private @team_walk(%walker: i32, %walkers: i32, %group_first: i32) -> (i32, i32) {
   %groups = func.call @team_groups_i32() : () -> i32
   %teams_i32 = func.call @teams_i32() : () -> i32
   %neighbours = func.call @subgroup_groups() : () -> index
@@ -119,7 +119,8 @@ func.func private @first_k(%walker: i32, %group_first: i32) -> i32 {
   %has_teams = func.call @has_teams() : () -> i1
   %in_team = arith.select %has_teams, %in_rounds, %group_first : i32
   %k = arith.addi %walker_first, %in_team : i32
-  return %k : i32
+  %stride = arith.muli %walkers, %groups : i32
+  return %k, %stride : i32, i32
 }
 
 // Which partial row has the sums of a workgroup's team. Those of a set are neighbours.

@@ -185,11 +185,14 @@ class OnePassNumbers:
     def teams(self, spec: NormSpec, target: Target) -> int:
         """Teams of a workgroup's subgroups, which have neighbouring sets of weights.
 
-        There are as many as it takes rows to fill whole pieces of memory.
+        There are as many as it takes rows to fill whole pieces of memory. Kernels count them in 32
+        bits. More than those have would be of a billion sets, whose rows and weights no GPU has
+        room for, unless rows are less than such a piece: these take no teams.
         """
-        if not spec.weight_sets or target.backend != "cuda" or self.warps > 1:
-            return 1
         row = spec.columns * itemsize(spec, Element.X)
+        is_known = spec.weight_sets and target.backend == "cuda" and row >= _MEMORY_BYTES
+        if not is_known or self.warps > 1:
+            return 1
         whole = math.lcm(row, _MEMORY_BYTES) // row
         return math.gcd(whole, _MOST_TEAMS, self.groups // self.subgroup_rows)
 

@@ -36,6 +36,7 @@ _WIDTHS = (1, 7, 64, 192, 768, 769, 1000, 1023, 1024, 1536, 4096, 5000, 8192, 12
 _DTYPES = ("f32", "f16", "bf16")
 _FAMILY_WIDTHS = (1, 5, 64, 769, 1024, 4096, 16384, 65536)
 _OPTIONS_WIDTHS = (769, 4096)  # a remainder in every vector, and none
+_TEAMS_WIDTH = 88  # whose rows end within a piece of memory
 _WIDE_ODD_WIDTHS = (25001, 54321, 131041)  # clusters whose rows begin anywhere
 _RMS_EPS = 1e-6  # as most models have it
 SOME_SETS = Sets(3, 2)  # of calls that are given none
@@ -195,7 +196,7 @@ def weight_sets() -> Iterator[NormSpec]:
     """Norms whose weight has sets, of every op."""
     for op in (*OPS.values(), *FROM_OUTPUT.values()):
         of = functools.partial(_spec_of(op), weight_sets=True)
-        for width in _FAMILY_WIDTHS:
+        for width in (*_FAMILY_WIDTHS, _TEAMS_WIDTH):
             for dtype in ("f32", "bf16"):
                 yield of((width,), dtype)
         for width in _OPTIONS_WIDTHS:
