@@ -54,7 +54,7 @@ _EARLY_COLUMNS_OF_NARROW_ACCESSES = 1024
 # Rows of 16 bits without a mean, alone and in wider accesses, up to so many columns: RMS norms of
 # 264, 340, 580 and 640 columns in bf16 went from 92 to 97 % of the ceiling to 99 (H200). Of rows
 # that are narrower than a head's, those with a mean, too, if a thread has more than a few elements:
-# of 72 and 88 columns, RMS norms took 6 and 8 % less time so, and layer norms 4 and 5 (H100).
+# of 72 and 88 columns, RMS norms took 6 and 8 % less time so, and layer norms 2 and 4 (H100).
 _EARLY_COLUMNS_OF_16_BITS = 768
 _BUSY_EARLY = 832  # threads of a multiprocessor that there should be at once then
 _EARLY_ELEMENTS_OF_THREAD = 8
@@ -65,8 +65,8 @@ _PACKED_THREADS = 256
 # loaded with the row. A thread has more elements of f32, workgroups are smaller, unless several
 # rows share a subgroup, and a thread gets the registers that it needs: so many, by the bytes of an
 # element, two for each element, and more where a subgroup has the row. From 1063 schedules of 8
-# widths from 896 to 5120, on an H200, and 163 of 17 widths from 24 to 3208, on an H100: a layer
-# norm of 800 columns in bf16 went from 59 % of the ceiling to 96.
+# widths from 896 to 5120, on an H200, and 171 of 15 widths from 24 to 3208, on an H100: a layer
+# norm of 800 columns in bf16 went from 54 % of the ceiling to 90.
 _ELEMENTS_OF_SETS = {2: 22, 4: 15}
 _WARPS_OF_SETS = 2
 _REGISTERS_OF_SETS = {2: 8, 4: 32}

@@ -170,9 +170,10 @@ def test_each_set_has_its_share_of_the_workgroups() -> None:
 
 
 @pytest.mark.drawn
-def test_host_programs_share_out_as_plans_do() -> None:
+@pytest.mark.parametrize("columns", [64, 88], ids=["without teams", "with teams"])
+def test_host_programs_share_out_as_plans_do(columns: int) -> None:
     """Numbers of sets on all sides of that; of few rows, each set has few workgroups."""
-    spec = NormSpec((64,), "bf16", weight_sets=True)
+    spec = NormSpec((columns,), "bf16", weight_sets=True)
     vmfb, _ = built(spec, find_target("sm_90"))
     described = describe(vmfb, source="a module")
     assert isinstance(described.schedule, OnePass)

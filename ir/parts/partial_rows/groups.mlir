@@ -1,6 +1,6 @@
 // A workgroup's sums of columns to its partial rows of dgamma and dbeta, where it has several groups. The sums of all
-// groups (of a team, where there are teams: parts/set_rows.mlir) are added up to one partial row, for dgamma, for dbeta and, where its sum is asked for, for dx, in the shared
-// memory that held rows of dy.
+// groups are added up to one partial row, for dgamma, for dbeta and, where its sum is asked for, for dx, in the shared
+// memory that held rows of dy. Each team of groups has a row of its own (parts/set_rows.mlir).
 
 // What a NormSpec and a Schedule decide.
 !acc = f32
