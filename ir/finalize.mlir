@@ -2,7 +2,8 @@
 // sum over rows is asked for, and rounds the sums once to the types of the caller's parameters.
 //
 // There are P partial rows of N columns. A workgroup has a few columns. Its threads divide the partial
-// rows into slices, and each loads several rows at a time.
+// rows into slices, and each loads several rows at a time. A thread has one column. Where the weight has sets, it has up to
+// four: sets may be many, and workgroups with fewer columns took long to start.
 
 // What a NormSpec and a Schedule decide. These lines are replaced; the rest changes only by the rules
 // of README.md.
@@ -10,6 +11,7 @@
 !beta = bf16
 !acc = f32
 #columns = 4096 : index
+#cells = 1 : index  // columns of a thread
 #width = 32 : index  // columns of a workgroup
 #slices = 16 : index
 #partials_at_once = 1 : index
@@ -24,6 +26,7 @@
 !gamma_cell = vector<1x!gamma>
 !beta_cell = vector<1x!beta>
 !cell = vector<1x!acc>
+!sum = f32  // of a thread's columns: a cell, where the weight has sets
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
 // The launch, as iree_lnbwd/vmfb/launches.py states it: the bindings, and the workgroups for M rows of x, the
 // least number of a list.
@@ -62,6 +65,8 @@ hal.executable.source private @finalize {
       %rows_at_once = arith.constant #partials_at_once
       %zero = arith.constant 0.0 : !acc
       %zero_cell = arith.constant dense<0.0> : !cell
+      %no_sum = arith.constant 0.0 : !sum  // without sets
+      // with sets: %no_sum = arith.constant dense<0.0> : !sum
       %sums_dbeta = arith.constant #sums_dbeta
       %p_i32 = hal.interface.constant.load layout(#finalize_layout) ordinal(0) : i32
       %p = arith.index_castui %p_i32 : i32 to index  // without sets
@@ -93,12 +98,18 @@ hal.executable.source private @finalize {
       %workgroup = hal.interface.workgroup.id[0] : index  // without sets
       // with sets: %workgroup = arith.remui %id, %tiles : index
       %thread = gpu.thread_id x
-      %tx = arith.remui %thread, %width : index
-      %ty = arith.divui %thread, %width : index
+      %tx = arith.remui %thread, %width : index  // without sets
+      %ty = arith.divui %thread, %width : index  // without sets
+      // with sets: %cells = arith.constant #cells
+      // with sets: %lanes = arith.divui %width, %cells : index
+      // with sets: %lane = arith.remui %thread, %lanes : index
+      // with sets: %tx = arith.muli %lane, %cells : index
+      // with sets: %ty = arith.divui %thread, %lanes : index
       %tile = arith.muli %workgroup, %width : index
       %column = arith.addi %tile, %tx : index
       %inside = arith.cmpi ult, %column, %n : index
-      %last_column = arith.subi %n, %c1 : index
+      %last_column = arith.subi %n, %c1 : index  // without sets
+      // with sets: %last_column = arith.subi %n, %cells : index
       %column_in = arith.minui %column, %last_column : index
 
       // All rows of a step exist, so that their loads wait for nothing. The rest of the rows are added one
@@ -109,46 +120,52 @@ hal.executable.source private @finalize {
       // with totals: %dx_sum = memref.alloca() : !cell_held
       // with totals: memref.store %zero, %dx_sum[%c0] : !cell_held
       %steps:3 = scf.for %i = %ty to %steps_end step %stride
-          iter_args(%dgamma_step = %zero, %dbeta_step = %zero, %next = %ty) -> (!acc, !acc, index) {
+          iter_args(%dgamma_step = %no_sum, %dbeta_step = %no_sum, %next = %ty) -> (!sum, !sum, index) {
         %dgamma_after, %dbeta_after = scf.for %k = %c0 to %rows_at_once step %c1
-            iter_args(%dgamma_sum = %dgamma_step, %dbeta_sum = %dbeta_step) -> (!acc, !acc) {
+            iter_args(%dgamma_sum = %dgamma_step, %dbeta_sum = %dbeta_step) -> (!sum, !sum) {
           %skipped = arith.muli %k, %slices : index
           %row = arith.addi %i, %skipped : index
-          %dgamma_row = memref.load %dgamma_partials[%row, %column_in] : !acc_rows
-          %dbeta_row = memref.load %dbeta_partials[%row, %column_in] : !acc_rows
+          %dgamma_row = memref.load %dgamma_partials[%row, %column_in] : !acc_rows  // without sets
+          // with sets: %dgamma_row = vector.load %dgamma_partials[%row, %column_in] : !acc_rows, !sum
+          %dbeta_row = memref.load %dbeta_partials[%row, %column_in] : !acc_rows  // without sets
+          // with sets: %dbeta_row = vector.load %dbeta_partials[%row, %column_in] : !acc_rows, !sum
           // with totals: %dx_row = memref.load %dx_partials[%row, %column_in] : !acc_rows
           // with totals: %dx_before = memref.load %dx_sum[%c0] : !cell_held
           // with totals: %dx_after = arith.addf %dx_before, %dx_row : !acc
           // with totals: memref.store %dx_after, %dx_sum[%c0] : !cell_held
-          %dgamma_more = arith.addf %dgamma_sum, %dgamma_row : !acc
-          %dbeta_more = arith.addf %dbeta_sum, %dbeta_row : !acc
-          %dbeta_after = arith.select %sums_dbeta, %dbeta_more, %dbeta_sum : !acc
-          scf.yield %dgamma_more, %dbeta_after : !acc, !acc
+          %dgamma_more = arith.addf %dgamma_sum, %dgamma_row : !sum
+          %dbeta_more = arith.addf %dbeta_sum, %dbeta_row : !sum
+          %dbeta_after = arith.select %sums_dbeta, %dbeta_more, %dbeta_sum : !sum
+          scf.yield %dgamma_more, %dbeta_after : !sum, !sum
         } {llvm.loop_annotation = #unrolled}
         %after = arith.addi %i, %stride : index
-        scf.yield %dgamma_after, %dbeta_after, %after : !acc, !acc, index
+        scf.yield %dgamma_after, %dbeta_after, %after : !sum, !sum, index
       }
       %sums:2 = scf.for %row = %steps#2 to %p step %slices
-          iter_args(%dgamma_sum = %steps#0, %dbeta_sum = %steps#1) -> (!acc, !acc) {
-        %dgamma_row = memref.load %dgamma_partials[%row, %column_in] : !acc_rows
-        %dbeta_row = memref.load %dbeta_partials[%row, %column_in] : !acc_rows
+          iter_args(%dgamma_sum = %steps#0, %dbeta_sum = %steps#1) -> (!sum, !sum) {
+        %dgamma_row = memref.load %dgamma_partials[%row, %column_in] : !acc_rows  // without sets
+        // with sets: %dgamma_row = vector.load %dgamma_partials[%row, %column_in] : !acc_rows, !sum
+        %dbeta_row = memref.load %dbeta_partials[%row, %column_in] : !acc_rows  // without sets
+        // with sets: %dbeta_row = vector.load %dbeta_partials[%row, %column_in] : !acc_rows, !sum
         // with totals: %dx_row = memref.load %dx_partials[%row, %column_in] : !acc_rows
         // with totals: %dx_before = memref.load %dx_sum[%c0] : !cell_held
         // with totals: %dx_after = arith.addf %dx_before, %dx_row : !acc
         // with totals: memref.store %dx_after, %dx_sum[%c0] : !cell_held
-        %dgamma_more = arith.addf %dgamma_sum, %dgamma_row : !acc
-        %dbeta_more = arith.addf %dbeta_sum, %dbeta_row : !acc
-        %dbeta_after = arith.select %sums_dbeta, %dbeta_more, %dbeta_sum : !acc
-        scf.yield %dgamma_more, %dbeta_after : !acc, !acc
+        %dgamma_more = arith.addf %dgamma_sum, %dgamma_row : !sum
+        %dbeta_more = arith.addf %dbeta_sum, %dbeta_row : !sum
+        %dbeta_after = arith.select %sums_dbeta, %dbeta_more, %dbeta_sum : !sum
+        scf.yield %dgamma_more, %dbeta_after : !sum, !sum
       }
       %dgamma_slices = memref.alloc() : !slices  // [slices, columns of the workgroup]
       %dbeta_slices = memref.alloc() : !slices   // likewise
       // with totals: %dx_slices = memref.alloc() : !slices
-      memref.store %sums#0, %dgamma_slices[%ty, %tx] : !slices
+      memref.store %sums#0, %dgamma_slices[%ty, %tx] : !slices  // without sets
+      // with sets: vector.store %sums#0, %dgamma_slices[%ty, %tx] : !slices, !sum
       // with totals: %dx_share = memref.load %dx_sum[%c0] : !cell_held
       // with totals: memref.store %dx_share, %dx_slices[%ty, %tx] : !slices
       scf.if %sums_dbeta {
-        memref.store %sums#1, %dbeta_slices[%ty, %tx] : !slices
+        memref.store %sums#1, %dbeta_slices[%ty, %tx] : !slices  // without sets
+        // with sets: vector.store %sums#1, %dbeta_slices[%ty, %tx] : !slices, !sum
       }
       gpu.barrier
       %first_slice = arith.cmpi eq, %ty, %c0 : index

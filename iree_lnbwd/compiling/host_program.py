@@ -27,6 +27,7 @@ from iree_lnbwd.ops.operands import (
 from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.ops.spec import MOST_ROWS, NormSpec
 from iree_lnbwd.vmfb.counts import (
+    LEAST_RUN,
     SETS_NUMBERS,
     WAVES,
     Count,
@@ -38,6 +39,7 @@ from iree_lnbwd.vmfb.counts import (
     Shares,
     StridesNumber,
     least_busy,
+    most_rows,
 )
 from iree_lnbwd.vmfb.launches import KERNELS, LaunchPlans, Plan, PlannedLaunch
 from iree_lnbwd.vmfb.raw_interface import storage_name
@@ -519,7 +521,7 @@ def _of_all_sets(plan: Plan, suffix: str) -> tuple[list[str], dict[Count, str]]:
                 assert not plain.more
                 lines += [
                     f"{name}_few = affine.min {_map(RowCount(plain.per))}()[%set_rows]",
-                    *_each_set(plain.most, f"{name}_many"),
+                    *_each_set(plain.most, plain.wave, f"{name}_many"),
                     f"{name} = arith.minui {name}_few, {name}_many : index",
                 ]
                 of_one[plain] = name
@@ -533,14 +535,20 @@ def _of_all_sets(plan: Plan, suffix: str) -> tuple[list[str], dict[Count, str]]:
     return lines, symbols
 
 
-def _each_set(at_once: int, name: str) -> list[str]:
+def _each_set(at_once: int, wave: int | None, name: str) -> list[str]:
     """The lines that compute `of_each_set`: from the last wave on, as the first takes precedence.
 
     Args:
         at_once: How many run at once.
+        wave: The rows that these should have, if that counts.
         name: A new symbol, for how many each set has at most.
     """
     lines = [f"{name}_once = arith.constant {at_once} : index"]
+    if wave is not None:
+        lines += [
+            f"{name}_run = arith.constant {LEAST_RUN} : index",
+            f"{name}_no_runs = arith.cmpi ult, %{_OF_SETS['rows_per_set']}, {name}_run : index",
+        ]
     found = ""
     for waves in reversed(WAVES):
         each, work = f"{name}_in_{waves}", f"{name}_of_{waves}"
@@ -553,8 +561,17 @@ def _each_set(at_once: int, name: str) -> list[str]:
                 f"{work}_least = arith.constant {least_busy(waves * at_once)} : index",
                 f"{work}_busy = arith.muli {each}, %g : index",
                 f"{work}_do = arith.cmpi uge, {work}_busy, {work}_least : index",
-                f"{each}_or_more = arith.select {work}_do, {each}, {found} : index",
             ]
+            does = f"{work}_do"
+            if wave is not None:
+                lines += [
+                    f"{work}_rows = arith.constant {most_rows(waves, wave)} : index",
+                    f"{work}_few = arith.cmpi ule, %m, {work}_rows : index",
+                    f"{work}_are_few = arith.ori {work}_few, {name}_no_runs : i1",
+                    f"{work}_suffice = arith.andi {does}, {work}_are_few : i1",
+                ]
+                does = f"{work}_suffice"
+            lines.append(f"{each}_or_more = arith.select {does}, {each}, {found} : index")
         found = f"{each}_or_more" if found else each
     return [
         *lines,

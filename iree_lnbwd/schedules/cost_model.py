@@ -23,9 +23,8 @@ from types import MappingProxyType
 
 from iree_lnbwd.hardware.products import Product
 from iree_lnbwd.hardware.targets import Target
-from iree_lnbwd.ops.dtypes import DTYPES
-from iree_lnbwd.ops.spec import NormSpec, TensorType
-from iree_lnbwd.schedules.elements import words
+from iree_lnbwd.ops.spec import NormSpec
+from iree_lnbwd.schedules.elements import row_bytes, words
 from iree_lnbwd.schedules.forward import Forward
 from iree_lnbwd.schedules.one_pass import OnePass
 from iree_lnbwd.schedules.rules import REGISTERS_OF_A_THREAD, RESERVED_BYTES
@@ -246,7 +245,7 @@ def estimate(
 
     # The bytes of a step, of all rows that a processor works on.
     bytes_per_cycle = chip.gigabytes_per_s * 1e3 / chip.megahertz / product.processors
-    read, written = _row_bytes(spec)
+    read, written = row_bytes(spec)
     rows_bytes = load.own_columns * load.rows * each
     in_flight = read * rows_bytes * max(1, load.ahead)
     wanted = chip.latency * bytes_per_cycle * read / (read + written)
@@ -272,7 +271,7 @@ def estimate(
     partial_bytes = load.partial_rows * spec.columns * _WORD_BYTES * 2  # written and read
     whole = bytes_per_cycle * _REACHED * product.processors
     cycles += _BEGIN + chip.latency + _PARTIAL * partial_bytes / whole
-    row_bytes = (read + written) * rows * spec.columns
+    all_bytes = (read + written) * rows * spec.columns
     return Estimate(
         registers=used,
         resident=resident,
@@ -284,8 +283,8 @@ def estimate(
         idle=1 - load.own_columns / load.covered,
         bytes_in_flight=round(in_flight),
         bytes_wanted=round(wanted),
-        partial=partial_bytes / row_bytes,
-        share=row_bytes / whole / (cycles * load.passes),
+        partial=partial_bytes / all_bytes,
+        share=all_bytes / whole / (cycles * load.passes),
     )
 
 
@@ -443,15 +442,6 @@ def _resident(
     }
     limit = min(limits, key=lambda name: limits[name])
     return max(1, limits[limit]), limit
-
-
-def _row_bytes(spec: NormSpec) -> tuple[int, int]:
-    """Bytes that are read and written for a column of a row."""
-
-    def of(tensors: tuple[TensorType, ...]) -> int:
-        return sum(DTYPES[t.dtype].numpy.itemsize for t in tensors if len(t.shape) > 1)
-
-    return of(spec.inputs), of(spec.results)
 
 
 def _longest(*times: float) -> float:

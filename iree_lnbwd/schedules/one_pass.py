@@ -106,7 +106,7 @@ class OnePass(OnePassMemory):
     def illegal(self, spec: NormSpec, target: Target) -> str | None:
         """Why it cannot be compiled for a spec and a target; None where it can."""
         # The other rules divide by what these are about.
-        if why := out_of_bounds(self) or first_broken(self._rules_of_threads(target)):
+        if why := out_of_bounds(self) or first_broken(self._rules_of_threads(spec, target)):
             return why
         shared = self.shared_bytes(spec, target)
         most_ahead = self.slots if self.slots else 1
@@ -229,10 +229,10 @@ class OnePass(OnePassMemory):
             return why and f"few rows: {why}"
         return why
 
-    def _rules_of_threads(self, target: Target) -> tuple[Rule, ...]:
+    def _rules_of_threads(self, spec: NormSpec, target: Target) -> tuple[Rule, ...]:
         lanes = target.subgroup_size
         return (
-            *gpu_rules(target, self, self.groups * self.threads(target)),
+            *gpu_rules(spec, target, self, self.groups * self.threads(target)),
             (
                 self.subgroup_rows > 1
                 and (

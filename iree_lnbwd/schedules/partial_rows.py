@@ -5,7 +5,7 @@ from __future__ import annotations
 from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.ir_types import chunk_types, flag, kernel, shared, totals
-from iree_lnbwd.schedules.rules import WritesPartialRows
+from iree_lnbwd.schedules.rules import WritesPartialRows, finalize_cells, finalize_threads
 
 
 def partial_rows(schedule: WritesPartialRows, spec: NormSpec, target: Target) -> dict[str, str]:
@@ -13,6 +13,7 @@ def partial_rows(schedule: WritesPartialRows, spec: NormSpec, target: Target) ->
     cols, vector = spec.columns, schedule.vector
     count = "?" if spec.weight_sets else schedule.workgroups  # a call's sets have as many each
     teams = schedule.teams(spec, target)
+    cells = finalize_cells(spec)
     return {
         "#vector": f"{vector} : index",
         "#threads": f"{schedule.threads(target)} : index",
@@ -21,15 +22,17 @@ def partial_rows(schedule: WritesPartialRows, spec: NormSpec, target: Target) ->
         "#partials_at_once": f"{schedule.finalize_rows} : index",
         "#width": f"{schedule.finalize_columns} : index",
         "#slices": f"{schedule.finalize_slices} : index",
-        "#finalize_kernel": kernel(schedule.finalize_columns * schedule.finalize_slices, target),
+        "#cells": f"{cells} : index",
+        "#finalize_kernel": kernel(finalize_threads(schedule, spec), target),
         "!slices": shared(f"{schedule.finalize_slices}x{schedule.finalize_columns}x!acc"),
-        "!shares": f"vector<{schedule.finalize_slices}x1x!acc>",
+        "!shares": f"vector<{schedule.finalize_slices}x{cells}x!acc>",
         "#teams": f"{teams} : index",
         "!acc_pn": f"tensor<{count}x{teams * cols}x!acc>",
         "!warp_sums": f"vector<{schedule.warps}x2x!acc>",
         **chunk_types(spec, vector),
-        "!gamma_cell": "vector<1x!gamma>",
-        "!beta_cell": "vector<1x!beta>",
-        **{f"!{own.value}_cell": f"vector<1x!{own.value}>" for own in totals(spec)},
-        "!cell": "vector<1x!acc>",
+        "!gamma_cell": f"vector<{cells}x!gamma>",
+        "!beta_cell": f"vector<{cells}x!beta>",
+        **{f"!{own.value}_cell": f"vector<{cells}x!{own.value}>" for own in totals(spec)},
+        "!cell": f"vector<{cells}x!acc>",
+        "!sum": "!cell" if spec.weight_sets else "!acc",
     }

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.spec import MOST_ROWS, NormSpec
-from iree_lnbwd.schedules.elements import words
+from iree_lnbwd.schedules.elements import widest_vector, words
 
 MOST_NUMBER = 2**31 - 1  # of a schedule: kernels count in 32 bits
 _MAY_BE_ZERO = ("ahead", "walks", "slots", "most_few_rows")
@@ -101,27 +101,46 @@ def least_numbers(form: Any) -> Mapping[str, int]:
     }
 
 
-def gpu_rules(target: Target, schedule: WritesPartialRows, threads: int) -> tuple[Rule, ...]:
+def finalize_cells(spec: NormSpec) -> int:
+    """Columns of a thread that adds up partial rows.
+
+    Sets of weights may be so many that workgroups with fewer columns take long to start.
+    """
+    return widest_vector(spec.columns, (spec.acc_dtype,)) if spec.weight_sets else 1
+
+
+def finalize_threads(schedule: WritesPartialRows, spec: NormSpec) -> int:
+    """Threads of a workgroup that adds up partial rows."""
+    return schedule.finalize_columns // finalize_cells(spec) * schedule.finalize_slices
+
+
+def gpu_rules(
+    spec: NormSpec, target: Target, schedule: WritesPartialRows, threads: int
+) -> tuple[Rule, ...]:
     """The rules for every such schedule.
 
     Args:
+        spec: What is computed.
         target: Where.
         schedule: How.
         threads: Of a workgroup.
     """
-    finalize_threads = schedule.finalize_columns * schedule.finalize_slices
+    adding, cells = finalize_threads(schedule, spec), finalize_cells(spec)
     most_vector, most_rows = _MOST_VECTOR, _MOST_FINALIZE_ROWS
     return (
         (target.backend == "cpu", "workgroups of threads need a GPU"),
         (threads > target.max_threads, f"{threads} threads, at most {target.max_threads}"),
         (
-            finalize_threads > target.max_threads,
-            f"{finalize_threads} threads add up partial rows, at most {target.max_threads}",
+            schedule.finalize_columns % cells != 0,
+            f"threads of {cells} columns add up partial rows of {schedule.finalize_columns}",
         ),
         (
-            finalize_threads % target.subgroup_size != 0,
-            f"{finalize_threads} threads add up partial rows, in subgroups of "
-            f"{target.subgroup_size}",
+            adding > target.max_threads,
+            f"{adding} threads add up partial rows, at most {target.max_threads}",
+        ),
+        (
+            adding == 0 or adding % target.subgroup_size != 0,
+            f"{adding} threads add up partial rows, in subgroups of {target.subgroup_size}",
         ),
         (schedule.warps > target.subgroup_size, "more subgroups than lanes"),
         (schedule.vector > most_vector, f"accesses of at most {most_vector} elements"),

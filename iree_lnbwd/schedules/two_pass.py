@@ -95,7 +95,7 @@ class TwoPass:
         if why := out_of_bounds(self):
             return why
         rules = (
-            *gpu_rules(target, self, self.threads(target)),
+            *gpu_rules(spec, target, self, self.threads(target)),
             (spec.columns % self.vector != 0, f"N is no multiple of {self.vector}"),
             elements_rule(spec, max(self.chunks, self.rows) * self.vector),
             grid_rule(self.workgroups),

@@ -7,6 +7,7 @@ addresses; so the number of rows and the size of tensors cost nothing.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,10 @@ _ALIGNMENT = 256
 
 
 def asked(
-    vmfb: bytes, described: Description, sets: Sets = matrix.SOME_SETS
+    vmfb: bytes,
+    described: Description,
+    sets: Sets = matrix.SOME_SETS,
+    more: Sequence[int] = (),
 ) -> dict[str, list[Any]]:
     """What calls of several numbers of rows ask for, in order, by the number of rows.
 
@@ -41,6 +45,7 @@ def asked(
         vmfb: The module.
         described: What it says of itself.
         sets: Those of the weight, where the spec has some.
+        more: Further numbers of rows, where the spec has no fixed one.
 
     Raises:
         Fault, VmError: The host program failed.
@@ -48,7 +53,7 @@ def asked(
     spec = described.spec
     counts = (spec.rows,) if spec.rows is not None else _ROWS
     if spec.rows is None:
-        counts = (*counts, *matrix.both_sides(spec, described.schedule))
+        counts = (*counts, *matrix.both_sides(spec, described.schedule), *more)
     return {str(rows): _of_call(vmfb, described, rows, sets) for rows in sorted(set(counts))}
 
 

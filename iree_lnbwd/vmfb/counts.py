@@ -11,9 +11,14 @@ from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.ops.strides import RowStrides, Strides
 
 MOST_COUNT = 2**31 - 1  # of numbers in files
-# Waves of workgroups that sets are shared out to, the first that keeps enough of a GPU busy. By
-# paper: of all numbers of sets up to 20 times the workgroups, 94 % of a GPU work on average.
+# Waves of workgroups that sets are shared out to, the first that keeps enough of a GPU busy and
+# has enough of a call's rows in each wave. By paper: of all numbers of sets up to 20 times the
+# workgroups, 94 % of a GPU work on average.
 WAVES = (1, 2, 4, 8)
+_LARGEST = 3, 2  # waves have at most so many times the rows that they should have
+# Neighbouring rows that have one set, at least: more waves walk over fewer sets together then.
+# Heads, of one row each, took 4 to 7 % longer in two waves (H200).
+LEAST_RUN = 64
 _BUSY = 7, 8  # enough: seven of eight workgroups have a set
 
 
@@ -25,11 +30,14 @@ class RowCount:
         per: Rows that count as one.
         most: The upper bound; None if there is none.
         more: A number that is added for any M.
+        wave: Of workgroups for sets of weights, the rows that those which run at once should have;
+            None if they may have any number.
     """
 
     per: int = 1
     most: int | None = None
     more: int = 0
+    wave: int | None = None
 
     def of(self, rows: int) -> int:
         """The number for M rows."""
@@ -155,18 +163,33 @@ def _of_strides(number: StridesNumber, strides: Strides) -> int:
     }[name]
 
 
-def of_each_set(at_once: int, sets: int) -> int:
-    """How many workgroups each of some sets has at most, if so many run at once.
+def of_each_set(at_once: int, wave: int | None, sets: Sets, rows: int) -> int:
+    """How many workgroups each set of M rows has at most.
 
     A workgroup has one set. In one wave, 48 sets of 132 workgroups would have two each, and 36
     would have none; in two waves, they have five.
+
+    Args:
+        at_once: How many workgroups run at once.
+        wave: As `RowCount` has it.
+        sets: The sets of a call.
+        rows: M.
     """
     each = 0
     for waves in WAVES:
-        each = waves * at_once // sets
-        if each * sets >= least_busy(waves * at_once):
+        each = waves * at_once // sets.number
+        has_few_rows = (
+            wave is None or sets.rows_per_set < LEAST_RUN or rows <= most_rows(waves, wave)
+        )
+        if has_few_rows and each * sets.number >= least_busy(waves * at_once):
             break
     return min(max(each, 1), at_once)
+
+
+def most_rows(waves: int, wave: int) -> int:
+    """The rows that so many waves have at most, if each should have ``wave``."""
+    times, of = _LARGEST
+    return waves * wave * times // of
 
 
 def least_busy(workgroups: int) -> int:
@@ -191,7 +214,7 @@ def count_of(
         return int(getattr(sets, count.of_call))
     plain = count.of_set if isinstance(count, OfSet) else count.of_sets
     if isinstance(plain, RowCount) and plain.most is not None:
-        plain = replace(plain, most=of_each_set(plain.most, sets.number))
+        plain = replace(plain, most=of_each_set(plain.most, plain.wave, sets, rows))
     each = count_of(plain, sets.most_rows(rows))
     return each if isinstance(count, OfSet) else sets.number * each
 
@@ -241,6 +264,9 @@ def _plain(value: Any, place: str) -> Plain:
         if given["most"] is None
         else int_of(given["most"], f"{place}.most", least=1, most=MOST_COUNT),
         int_of(given["more"], f"{place}.more", least=0, most=MOST_COUNT),
+        None
+        if given["wave"] is None
+        else int_of(given["wave"], f"{place}.wave", least=1, most=MOST_COUNT),
     )
 
 

@@ -58,6 +58,7 @@ from iree_lnbwd.schedules import (
     forms,
     most_few_rows,
 )
+from iree_lnbwd.schedules.set_waves import rows_of_wave
 from iree_lnbwd.vmfb.counts import (
     DIVISOR_NUMBERS,
     MOST_COUNT,
@@ -361,7 +362,8 @@ def _of_partial_rows(spec: NormSpec, target: Target, form: OnePass | TwoPass | R
     posted: tuple[Scratch, ...] = ()
     partial_rows: Plain
     if isinstance(form, OnePass):
-        partial_rows = walkers = RowCount(form.groups, form.workgroups)
+        wave = rows_of_wave(form, spec, target)
+        partial_rows = walkers = RowCount(form.groups, form.workgroups, wave=wave)
         walk, axes = _ROWS, (_of_sets(spec, walkers), form.cluster)
         if form.posts:
             axes = (form.cluster, walkers)

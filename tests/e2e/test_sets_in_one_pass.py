@@ -16,10 +16,10 @@ from iree_lnbwd import NormSpec
 from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.sets import Sets
-from iree_lnbwd.schedules import FewRows, OnePass
+from iree_lnbwd.schedules import FewRows, OnePass, set_waves
 from iree_lnbwd.verification import host_calls, matrix
 from iree_lnbwd.verification.emulated_norm import EmulatedNorm
-from iree_lnbwd.vmfb.counts import count_of, of_each_set
+from iree_lnbwd.vmfb.counts import WAVES, count_of, most_rows, of_each_set
 from iree_lnbwd.vmfb.description import describe
 
 LAYER, RMS = "layer_norm_backward", "rms_norm_backward"
@@ -164,9 +164,22 @@ def test_each_set_has_its_share_of_the_workgroups() -> None:
         *((132, 48, 5), (132, 100, 5), (132, 140, 7), (132, 256, 1), (132, 9999, 1)),
         *((264, 32, 8), (5, 3, 3), (5, 6, 3), (1, 1, 1), (1, 7, 1)),
     ):
-        assert of_each_set(at_once, sets) == each, (at_once, sets)
+        for wave, run, rows in ((None, 256, 10**6), (100, 1, 10**6), (100, 256, 150)):
+            assert of_each_set(at_once, wave, Sets(sets, run), rows) == each, (at_once, sets)
     for at_once in (1, 5, 60, 132, 304):
-        assert all(1 <= of_each_set(at_once, sets) <= at_once for sets in range(1, 3000))
+        assert all(
+            1 <= of_each_set(at_once, wave, Sets(sets, 64), 10**5) <= at_once
+            for sets in range(1, 3000)
+            for wave in (None, 10, 30_000)
+        )
+
+
+@pytest.mark.parametrize(
+    ("rows", "waves"), [(150, 1), (151, 2), (300, 2), (301, 4), (600, 4), (601, 8), (10**6, 8)]
+)
+def test_many_rows_take_more_waves(rows: int, waves: int) -> None:
+    """A wave has at most one and a half times the rows that it should have, but the last does."""
+    assert of_each_set(132, 100, Sets(33, 64), rows) == 4 * waves
 
 
 @pytest.mark.drawn
@@ -178,9 +191,16 @@ def test_host_programs_share_out_as_plans_do(columns: int) -> None:
     described = describe(vmfb, source="a module")
     assert isinstance(described.schedule, OnePass)
     assert described.launches is not None
-    for number in (1, 2, 7, 48, 100, 140, 300, 5000):
-        for rows, launched in host_calls.asked(vmfb, described, Sets(number, 3)).items():
-            sets = Sets(number, 3).for_rows(int(rows))
+    wave = set_waves.rows_of_wave(described.schedule, spec, described.target)
+    assert (wave is None) == (columns == 88)
+    more = [most_rows(waves, wave) + past for waves in WAVES for past in (0, 1)] if wave else ()
+    for given in (
+        *(Sets(n, 64) for n in (1, 2, 7, 48, 100, 140, 5000)),
+        Sets(48, 63),
+        Sets(300, 3),
+    ):
+        for rows, launched in host_calls.asked(vmfb, described, given, more).items():
+            sets = given.for_rows(int(rows))
             kernels = [each for each in launched if each[0] not in ("fill", "write", "read")]
             for kernel, of_host in zip(
                 described.launches.of(int(rows)).kernels, kernels, strict=True
