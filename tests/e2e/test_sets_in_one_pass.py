@@ -194,11 +194,8 @@ def test_host_programs_share_out_as_plans_do(columns: int) -> None:
     wave = set_waves.rows_of_wave(described.schedule, spec, described.target)
     assert (wave is None) == (columns == 88)
     more = [most_rows(waves, wave) + past for waves in WAVES for past in (0, 1)] if wave else ()
-    for given in (
-        *(Sets(n, 64) for n in (1, 2, 7, 48, 100, 140, 5000)),
-        Sets(48, 63),
-        Sets(300, 3),
-    ):
+    runs = {1: 64, 2: 64, 7: 63, 48: 64, 100: 64, 140: 64, 300: 3, 5000: 64}
+    for given in (Sets(number, run) for number, run in runs.items()):
         for rows, launched in host_calls.asked(vmfb, described, given, more).items():
             sets = given.for_rows(int(rows))
             kernels = [each for each in launched if each[0] not in ("fill", "write", "read")]
@@ -209,7 +206,7 @@ def test_host_programs_share_out_as_plans_do(columns: int) -> None:
                     [count_of(n, int(rows), sets) for n in numbers]
                     for numbers in (kernel.workgroups, kernel.constants)
                 ]
-                assert of_host[:3] == [kernel.kernel, *counted], (number, rows)
+                assert of_host[:3] == [kernel.kernel, *counted], (given, rows)
 
 
 def test_few_rows_have_one_weight() -> None:
