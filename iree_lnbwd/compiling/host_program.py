@@ -31,6 +31,7 @@ from iree_lnbwd.vmfb.counts import (
     SETS_NUMBERS,
     WAVES,
     Count,
+    CountInWaves,
     OfSet,
     OfSets,
     Plain,
@@ -521,7 +522,7 @@ def _of_all_sets(plan: Plan, suffix: str) -> tuple[list[str], dict[Count, str]]:
                 assert not plain.more
                 lines += [
                     f"{name}_few = affine.min {_map(RowCount(plain.per))}()[%set_rows]",
-                    *_each_set(plain.most, plain.wave, f"{name}_many"),
+                    *_each_set(plain, f"{name}_many"),
                     f"{name} = arith.minui {name}_few, {name}_many : index",
                 ]
                 of_one[plain] = name
@@ -535,14 +536,15 @@ def _of_all_sets(plan: Plan, suffix: str) -> tuple[list[str], dict[Count, str]]:
     return lines, symbols
 
 
-def _each_set(at_once: int, wave: int | None, name: str) -> list[str]:
+def _each_set(count: RowCount, name: str) -> list[str]:
     """The lines that compute `of_each_set`: from the last wave on, as the first takes precedence.
 
     Args:
-        at_once: How many run at once.
-        wave: The rows that these should have, if that counts.
+        count: Of workgroups; its upper bound is how many run at once.
         name: A new symbol, for how many each set has at most.
     """
+    at_once, wave = count.most, count.wave if isinstance(count, CountInWaves) else None
+    assert at_once is not None, count
     lines = [f"{name}_once = arith.constant {at_once} : index"]
     if wave is not None:
         lines += [

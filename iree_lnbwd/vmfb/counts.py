@@ -30,19 +30,27 @@ class RowCount:
         per: Rows that count as one.
         most: The upper bound; None if there is none.
         more: A number that is added for any M.
-        wave: Of workgroups for sets of weights, the rows that those which run at once should have;
-            None if they may have any number.
     """
 
     per: int = 1
     most: int | None = None
     more: int = 0
-    wave: int | None = None
 
     def of(self, rows: int) -> int:
         """The number for M rows."""
         count = -(-rows // self.per)
         return self.more + (count if self.most is None else min(count, self.most))
+
+
+@dataclass(frozen=True)
+class CountInWaves(RowCount):
+    """Workgroups for sets of weights, of which more wait for others to end where M is large.
+
+    Attributes:
+        wave: Rows that those which run at once should have, about.
+    """
+
+    wave: int = 1
 
 
 @dataclass(frozen=True)
@@ -163,24 +171,26 @@ def _of_strides(number: StridesNumber, strides: Strides) -> int:
     }[name]
 
 
-def of_each_set(at_once: int, wave: int | None, sets: Sets, rows: int) -> int:
+def of_each_set(count: RowCount, sets: Sets, rows: int) -> int:
     """How many workgroups each set of M rows has at most.
 
     A workgroup has one set. In one wave, 48 sets of 132 workgroups would have two each, and 36
     would have none; in two waves, they have five.
 
     Args:
-        at_once: How many workgroups run at once.
-        wave: As `RowCount` has it.
+        count: Of workgroups; its upper bound is how many run at once.
         sets: The sets of a call.
         rows: M.
     """
+    at_once = count.most
+    assert at_once is not None, count
+    wave = count.wave if isinstance(count, CountInWaves) else None
+    if sets.rows_per_set < LEAST_RUN:
+        wave = None
     each = 0
     for waves in WAVES:
         each = waves * at_once // sets.number
-        has_few_rows = (
-            wave is None or sets.rows_per_set < LEAST_RUN or rows <= most_rows(waves, wave)
-        )
+        has_few_rows = wave is None or rows <= most_rows(waves, wave)
         if has_few_rows and each * sets.number >= least_busy(waves * at_once):
             break
     return min(max(each, 1), at_once)
@@ -214,7 +224,7 @@ def count_of(
         return int(getattr(sets, count.of_call))
     plain = count.of_set if isinstance(count, OfSet) else count.of_sets
     if isinstance(plain, RowCount) and plain.most is not None:
-        plain = replace(plain, most=of_each_set(plain.most, plain.wave, sets, rows))
+        plain = replace(plain, most=of_each_set(plain, sets, rows))
     each = count_of(plain, sets.most_rows(rows))
     return each if isinstance(count, OfSet) else sets.number * each
 
@@ -257,17 +267,19 @@ def _plain(value: Any, place: str) -> Plain:
         return Shares(_share(object_of(value, place, names_of(Shares))["share"], f"{place}.share"))
     if "block" in value:
         return _share(value, place)
-    given = object_of(value, place, names_of(RowCount))
-    return RowCount(
+    kind = CountInWaves if "wave" in value else RowCount
+    given = object_of(value, place, names_of(kind))
+    count = RowCount(
         int_of(given["per"], f"{place}.per", least=1, most=MOST_COUNT),
         None
         if given["most"] is None
         else int_of(given["most"], f"{place}.most", least=1, most=MOST_COUNT),
         int_of(given["more"], f"{place}.more", least=0, most=MOST_COUNT),
-        None
-        if given["wave"] is None
-        else int_of(given["wave"], f"{place}.wave", least=1, most=MOST_COUNT),
     )
+    if kind is RowCount:
+        return count
+    wave = int_of(given["wave"], f"{place}.wave", least=1, most=MOST_COUNT)
+    return CountInWaves(count.per, count.most, count.more, wave)
 
 
 def _share(value: Any, place: str) -> RowShare:

@@ -64,6 +64,7 @@ from iree_lnbwd.vmfb.counts import (
     MOST_COUNT,
     SETS_NUMBERS,
     Count,
+    CountInWaves,
     OfSet,
     OfSets,
     Plain,
@@ -362,8 +363,9 @@ def _of_partial_rows(spec: NormSpec, target: Target, form: OnePass | TwoPass | R
     posted: tuple[Scratch, ...] = ()
     partial_rows: Plain
     if isinstance(form, OnePass):
-        wave = rows_of_wave(form, spec, target)
-        partial_rows = walkers = RowCount(form.groups, form.workgroups, wave=wave)
+        partial_rows = walkers = RowCount(form.groups, form.workgroups)
+        if (wave := rows_of_wave(form, spec, target)) is not None:
+            partial_rows = walkers = CountInWaves(form.groups, form.workgroups, wave=wave)
         walk, axes = _ROWS, (_of_sets(spec, walkers), form.cluster)
         if form.posts:
             axes = (form.cluster, walkers)

@@ -19,7 +19,7 @@ from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.schedules import FewRows, OnePass, set_waves
 from iree_lnbwd.verification import host_calls, matrix
 from iree_lnbwd.verification.emulated_norm import EmulatedNorm
-from iree_lnbwd.vmfb.counts import WAVES, count_of, most_rows, of_each_set
+from iree_lnbwd.vmfb.counts import WAVES, CountInWaves, RowCount, count_of, most_rows, of_each_set
 from iree_lnbwd.vmfb.description import describe
 
 LAYER, RMS = "layer_norm_backward", "rms_norm_backward"
@@ -164,13 +164,15 @@ def test_each_set_has_its_share_of_the_workgroups() -> None:
         *((132, 48, 5), (132, 100, 5), (132, 140, 7), (132, 256, 1), (132, 9999, 1)),
         *((264, 32, 8), (5, 3, 3), (5, 6, 3), (1, 1, 1), (1, 7, 1)),
     ):
-        for wave, run, rows in ((None, 256, 10**6), (100, 1, 10**6), (100, 256, 150)):
-            assert of_each_set(at_once, wave, Sets(sets, run), rows) == each, (at_once, sets)
+        plain, in_waves = RowCount(most=at_once), CountInWaves(most=at_once, wave=100)
+        assert of_each_set(plain, Sets(sets, 256), 10**6) == each, (at_once, sets)
+        assert of_each_set(in_waves, Sets(sets, 1), 10**6) == each, (at_once, sets)
+        assert of_each_set(in_waves, Sets(sets, 256), 150) == each, (at_once, sets)
     for at_once in (1, 5, 60, 132, 304):
         assert all(
-            1 <= of_each_set(at_once, wave, Sets(sets, 64), 10**5) <= at_once
+            1 <= of_each_set(CountInWaves(1, at_once, 0, wave), Sets(sets, 64), 10**5) <= at_once
             for sets in range(1, 3000)
-            for wave in (None, 10, 30_000)
+            for wave in (10, 30_000, 10**6)
         )
 
 
@@ -179,7 +181,7 @@ def test_each_set_has_its_share_of_the_workgroups() -> None:
 )
 def test_many_rows_take_more_waves(rows: int, waves: int) -> None:
     """A wave has at most one and a half times the rows that it should have, but the last does."""
-    assert of_each_set(132, 100, Sets(33, 64), rows) == 4 * waves
+    assert of_each_set(CountInWaves(1, 132, 0, 100), Sets(33, 64), rows) == 4 * waves
 
 
 @pytest.mark.drawn
