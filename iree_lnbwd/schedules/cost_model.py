@@ -24,8 +24,9 @@ from types import MappingProxyType
 from iree_lnbwd.hardware.products import Product
 from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.spec import NormSpec
-from iree_lnbwd.schedules.elements import row_bytes, words
+from iree_lnbwd.schedules.elements import words
 from iree_lnbwd.schedules.forward import Forward
+from iree_lnbwd.schedules.ir_types import row_bytes
 from iree_lnbwd.schedules.one_pass import OnePass
 from iree_lnbwd.schedules.rules import REGISTERS_OF_A_THREAD, RESERVED_BYTES
 from iree_lnbwd.schedules.two_pass import TwoPass

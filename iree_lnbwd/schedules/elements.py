@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from iree_lnbwd.ops.dtypes import DTYPES
-from iree_lnbwd.ops.operands import Kind, Operand
 from iree_lnbwd.ops.spec import NormSpec
 
 # Bytes: the widest global access, of NVIDIA (PTX ISA, ld.v4.b32) and of AMD (global_load_dwordx4).
@@ -22,16 +21,6 @@ WHOLE_LINES = 4
 def vector_of(spec: NormSpec) -> int:
     """Elements in the widest access that divides a row: 16 bytes of the wider of dy and x."""
     return widest_vector(spec.columns, (spec.dtype, spec.dy_dtype))
-
-
-def row_bytes(spec: NormSpec) -> tuple[int, int]:
-    """Bytes that are read and written for a column of a row."""
-
-    def of(operands: Sequence[Operand]) -> int:
-        own = (operand for operand in operands if operand.kind is Kind.CELLS and spec.has(operand))
-        return sum(DTYPES[spec.element_type(one.element)].numpy.itemsize for one in own)
-
-    return of(spec.family.inputs), of(spec.family.results)
 
 
 def widest_vector(columns: int, dtypes: Sequence[str]) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.dtypes import DTYPES
-from iree_lnbwd.ops.operands import OPS, Element, Kind
+from iree_lnbwd.ops.operands import OPS, Element, Kind, Operand
 from iree_lnbwd.ops.spec import NormSpec
 
 UNROLLED = "#llvm.loop_annotation<unroll = <full = true>>"
@@ -20,6 +20,16 @@ def flag(value: bool) -> str:
 def itemsize(spec: NormSpec, element: Element) -> int:
     """Bytes of an element."""
     return DTYPES[spec.element_type(element)].numpy.itemsize
+
+
+def row_bytes(spec: NormSpec) -> tuple[int, int]:
+    """Bytes that are read and written for a column of a row."""
+
+    def of(operands: Sequence[Operand]) -> int:
+        own = (operand for operand in operands if operand.kind is Kind.CELLS and spec.has(operand))
+        return sum(itemsize(spec, operand.element) for operand in own)
+
+    return of(spec.family.inputs), of(spec.family.results)
 
 
 def kernel(threads: int, target: Target) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.spec import NormSpec
-from iree_lnbwd.schedules.elements import row_bytes
+from iree_lnbwd.schedules.ir_types import row_bytes
 from iree_lnbwd.schedules.one_pass import OnePass
 
 # What workgroups that run at once read and write, at least. The fewer sets they walk over together,

@@ -184,9 +184,8 @@ def of_each_set(count: RowCount, sets: Sets, rows: int) -> int:
     """
     at_once = count.most
     assert at_once is not None, count
-    wave = count.wave if isinstance(count, CountInWaves) else None
-    if sets.rows_per_set < LEAST_RUN:
-        wave = None
+    are_runs = sets.rows_per_set >= LEAST_RUN
+    wave = count.wave if isinstance(count, CountInWaves) and are_runs else None
     each = 0
     for waves in WAVES:
         each = waves * at_once // sets.number
