@@ -13,7 +13,7 @@ from support import built
 
 from iree_lnbwd import NormSpec
 from iree_lnbwd.hardware.targets import find_target
-from iree_lnbwd.verification import evidence, fingerprint
+from iree_lnbwd.verification import evidence, fingerprint, matrix
 from iree_lnbwd.verification.evidence import Module, Record
 
 _H200 = Record("sm_90", "H200, driver 1", frozenset(), frozenset({"a", "b"}), frozenset({"c"}))
@@ -191,7 +191,7 @@ def test_modules_without_evidence(target: str) -> None:
     """The emulator ran the modules that this checkout compiles, and no record is of older code.
 
     All of the sample for sm_90; for the others every fifth module, another fifth from target to
-    target, because kernels and compiler are much the same.
+    target, because kernels and compiler are much the same; and further operands that hardware ran.
 
     Where it did not, the kernels or their compiler changed after it: run scripts/emulate again.
     A record of hardware may lack a module. It loses those whose code changed, until
@@ -199,7 +199,9 @@ def test_modules_without_evidence(target: str) -> None:
     """
     found = find_target(target)
     sample = _SAMPLE if target == "sm_90" else _SAMPLE[TARGETS.index(target) % 5 :: 5]
-    every = (*sample, *(_OPERANDS if target == "sm_90" else ()))
+    recorded = {name for one in evidence.records() if one.target == target for name in one.names}
+    more = [spec for spec in matrix.operand_specs() if f"{spec.name}_{target}" in recorded]
+    every = (*sample, *(_OPERANDS if target == "sm_90" else more))
     codes = {spec.name: fingerprint.of(built(spec, found)[0], source=spec.name) for spec in every}
     emulated = False
     for file in (resources.files("iree_lnbwd") / "data/evidence").iterdir():
