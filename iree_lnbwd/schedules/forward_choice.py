@@ -80,14 +80,14 @@ _WARPS_OF_SETS = 2
 _REGISTERS_OF_SETS = {2: 8, 4: 32}
 _LEAST_REGISTERS_OF_SETS = 48
 _MORE_REGISTERS_OF_SUBGROUP = 8
-# Those of 16 bits, on NVIDIA's GPUs, from 720 more of 12 widths from 448 to 2768 (H200, layer norm)
-# Instructions decide: fewer columns are idle, and a subgroup keeps a whole row if it can, as narrow
-# as it came if that is much. 1152 columns went from 91 % of a copy to 98, 640 from 84 to 94.
+# Those of 16 bits on NVIDIA's GPUs: by 720 more, of layer norms of 448 to 2768 columns (H200),
+# instructions decide. Fewer columns are idle, and a subgroup keeps a whole row if it can, as narrow
+# as it came if that is much: 1152 columns went from 91 % of a copy to 98, 640 from 84 to 94.
 _LESS_IDLE_OF_SETS = 0.95
 _IDLE_OF_SETS = 1.08
 _PACKED_ELEMENTS_OF_SETS = 28
-_REGISTERS_OF_SUBGROUP_OF_SETS = {True: 64, False: 96}  # by whether rows stay narrow
-_REGISTERS_OF_SUBGROUPS_OF_SETS = {12: 40, 16: 48, 24: 56}  # by a thread's elements, at most
+_REGISTERS_IN_SUBGROUP = {True: 64, False: 96}  # of a thread, by whether rows stay narrow
+_REGISTERS_ACROSS_SUBGROUPS = {12: 40, 16: 48, 24: 56}  # likewise, by its elements at most
 _BYTES_OF_SETS = 4  # of the weight and the bias of a column, where these were measured
 # RMS norms of 16 bits with a gate: threads at once, by whether each has few elements. By 300
 # schedules of five widths from 1024 to 8192, on an H200, with the gate before the norm and after.
@@ -126,58 +126,15 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
     across = _across(spec, target, product)
     if across is not None:
         return replace(across, most_few_rows=_most_few_rows(spec, target, early=False))
-    lanes = target.subgroup_size
     vector = _vector(spec, target)
-    shared_out = _shared_out(spec, target, vector)
-    if shared_out is None:
+    way = _shared_out(spec, target, vector)
+    if way is None:
         return _wide(spec, target, vector)
-    chunks, threads = shared_out
-    is_narrow = bytes_of(normalized(spec)) < WORD_BYTES
-    has_residual = spec.has(RESIDUAL)
-    has_two = has_residual or spec.gate is not None
-    is_head = _is_head(spec, vector)
-    is_light_head = is_head and is_narrow and not spec.family.centres
-    has_sets = _has_sets(spec, vector)
-    in_subgroup = _fits_subgroup(spec, target, vector, shared_out)
-    has_known_sets = _has_known_sets(spec, target, vector)
-    has_much = chunks * vector >= _PACKED_ELEMENTS_OF_SETS
-    packs_of_sets = has_known_sets and threads <= lanes and has_much and not has_two
-    usual_warps = _WARPS_OF_SETS if has_sets and threads >= lanes else _WARPS
-    is_slow, is_short = _is_slow(spec, vector), _is_short(spec, target, vector)
-    if in_subgroup or (is_short and threads > lanes):
-        usual_warps = _FEW_WARPS
-    if packs_of_sets:
-        usual_warps = _WARPS
-    warps = _HEAD_WARPS if is_head and not is_light_head else usual_warps
-    rows = max(1, warps * lanes // threads)
-    if spec.rows is not None:
-        rows = min(rows, -(-spec.rows // product.processors))
-    fill = max(1, lanes // threads)  # a subgroup
-    rows = -(-rows // fill) * fill
-    few_words = chunks * vector * words(spec) <= _FEW_WORDS
-    is_light = is_narrow and few_words and not has_two
-    packs = (
-        target.backend == "cuda"
-        and spec.has(ADDED_BIAS)
-        and is_narrow
-        and not has_two
-        and threads > _PACKED_THREADS
-    )
-    busy = _BUSIER if packs or (is_light and spec.has(ADDED_BIAS)) else _BUSY
-    if has_sets:
-        registers = _registers_of_sets(spec, target, vector, shared_out, packs=packs_of_sets)
-        busy = min(MOST_BUSY, _REGISTER_FILE // registers)
-    is_gated_rms = spec.gate is not None and not spec.family.centres
-    if is_gated_rms and is_narrow and target.backend == "cuda":
-        has_few = chunks * vector <= _FEW_GATED_ELEMENTS
-        busy = _BUSY_GATED[has_few]
-        if not has_few and threads > _PACKED_THREADS:
-            busy = -(-busy // threads) * threads
-    busy = _BUSY_EARLY if is_short else busy
-    early = _is_early(spec, target, vector, shared_out)
-    # f32 rows of two tensors take the registers that they need, and so do many narrow accesses.
-    is_free_slow = is_slow and (has_two or not _has_more(spec, target))
-    is_free = (has_residual and not is_narrow) or is_free_slow or is_head
+    chunks, threads = way
+    rows = _rows_of_workgroup(spec, target, product, vector, way)
+    early = _is_early(spec, target, vector, way)
+    busy = _busy(spec, target, vector, way)
+    is_free = _is_free(spec, target, vector)
     return Forward(
         rows=rows,
         threads=threads,
@@ -186,9 +143,76 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
         in_registers=True,
         most_few_rows=_most_few_rows(spec, target, early=early),
         early=early,
-        packs=packs or packs_of_sets,
+        packs=_packs(spec, target, vector, way),
         resident=1 if is_free else max(1, busy // (rows * threads)),
     )
+
+
+def _rows_of_workgroup(
+    spec: NormSpec, target: Target, product: Product, vector: int, way: tuple[int, int]
+) -> int:
+    """As many as fill some subgroups, and no fewer than fill one."""
+    threads, lanes = way[1], target.subgroup_size
+    is_light_head = bytes_of(normalized(spec)) < WORD_BYTES and not spec.family.centres
+    has_sets, packs = _has_sets(spec, vector), _packs(spec, target, vector, way)
+    is_wide_short = _is_short(spec, target, vector) and threads > lanes
+    if _is_head(spec, vector) and not is_light_head:
+        warps = _HEAD_WARPS
+    elif has_sets and packs:
+        warps = _WARPS
+    elif _fits_subgroup(spec, target, vector, way) or is_wide_short:
+        warps = _FEW_WARPS
+    else:
+        warps = _WARPS_OF_SETS if has_sets and threads >= lanes else _WARPS
+    rows = max(1, warps * lanes // threads)
+    if spec.rows is not None:
+        rows = min(rows, -(-spec.rows // product.processors))
+    fill = max(1, lanes // threads)  # a subgroup
+    return -(-rows // fill) * fill
+
+
+def _packs(spec: NormSpec, target: Target, vector: int, way: tuple[int, int]) -> bool:
+    """Whether rows stay as narrow as they came."""
+    (chunks, threads), lanes = way, target.subgroup_size
+    if _has_two(spec) or bytes_of(normalized(spec)) >= WORD_BYTES or target.backend != "cuda":
+        return False
+    if threads <= lanes and _has_known_sets(spec, target, vector):
+        return chunks * vector >= _PACKED_ELEMENTS_OF_SETS
+    return spec.has(ADDED_BIAS) and threads > _PACKED_THREADS
+
+
+def _busy(spec: NormSpec, target: Target, vector: int, way: tuple[int, int]) -> int:
+    """Threads of a multiprocessor that there should be at once."""
+    chunks, threads = way
+    is_narrow = bytes_of(normalized(spec)) < WORD_BYTES
+    if _is_short(spec, target, vector):
+        return _BUSY_EARLY
+    if _has_sets(spec, vector):
+        return min(MOST_BUSY, _REGISTER_FILE // _registers_of_sets(spec, target, vector, way))
+    is_gated_rms = spec.gate is not None and not spec.family.centres
+    if is_gated_rms and is_narrow and target.backend == "cuda":
+        has_few = chunks * vector <= _FEW_GATED_ELEMENTS
+        busy = _BUSY_GATED[has_few]
+        return busy if has_few or threads <= _PACKED_THREADS else -(-busy // threads) * threads
+    few_words = chunks * vector * words(spec) <= _FEW_WORDS
+    is_light = is_narrow and few_words and not _has_two(spec)
+    is_busier = is_light and spec.has(ADDED_BIAS)
+    return _BUSIER if is_busier or _packs(spec, target, vector, way) else _BUSY
+
+
+def _is_free(spec: NormSpec, target: Target, vector: int) -> bool:
+    """Whether nothing caps the registers of threads.
+
+    So it is for f32 rows of two tensors, for many narrow accesses, and for rows of a head's width.
+    """
+    is_narrow = bytes_of(normalized(spec)) < WORD_BYTES
+    is_slow = _is_slow(spec, vector) and (_has_two(spec) or not _has_more(spec, target))
+    return (spec.has(RESIDUAL) and not is_narrow) or is_slow or _is_head(spec, vector)
+
+
+def _has_two(spec: NormSpec) -> bool:
+    """Whether two tensors have what a row needs."""
+    return spec.has(RESIDUAL) or spec.gate is not None
 
 
 def _across(spec: NormSpec, target: Target, product: Product) -> Forward | None:
@@ -201,9 +225,9 @@ def _across(spec: NormSpec, target: Target, product: Product) -> Forward | None:
 
 def _is_short(spec: NormSpec, target: Target, vector: int) -> bool:
     """Whether a row comes in narrow accesses, and so few that its weights are loaded with it."""
-    has_two = spec.has(RESIDUAL) or spec.gate is not None
     is_short = spec.columns <= _EARLY_COLUMNS_OF_NARROW_ACCESSES
-    return is_short and _is_slow(spec, vector) and _has_more(spec, target) and not has_two
+    is_slow = _is_slow(spec, vector) and _has_more(spec, target)
+    return is_short and is_slow and not _has_two(spec)
 
 
 def _is_early(spec: NormSpec, target: Target, vector: int, way: tuple[int, int]) -> bool:
@@ -331,9 +355,7 @@ def _has_known_sets(spec: NormSpec, target: Target, vector: int) -> bool:
     return _has_sets(spec, vector) and is_narrow and _has_more(spec, target)
 
 
-def _registers_of_sets(
-    spec: NormSpec, target: Target, vector: int, way: tuple[int, int], *, packs: bool
-) -> int:
+def _registers_of_sets(spec: NormSpec, target: Target, vector: int, way: tuple[int, int]) -> int:
     """That a thread gets, of rows whose weight is their set's."""
     (chunks, threads), lanes = way, target.subgroup_size
     elements, in_subgroup = chunks * vector, threads <= lanes
@@ -344,9 +366,10 @@ def _registers_of_sets(
     beside = max(0, bytes_of_weights(spec) - _BYTES_OF_SETS)
     if spec.has(RESIDUAL):
         beside += itemsize(spec, Element.RESIDUAL)
-    known = _REGISTERS_OF_SUBGROUPS_OF_SETS.items()
+    known = _REGISTERS_ACROSS_SUBGROUPS.items()
     usual = next((most for least, most in known if elements <= least), as_needed)
-    usual = _REGISTERS_OF_SUBGROUP_OF_SETS[packs] if in_subgroup else usual
+    if in_subgroup:
+        usual = _REGISTERS_IN_SUBGROUP[_packs(spec, target, vector, way)]
     return usual + beside * elements // WORD_BYTES
 
 

@@ -13,7 +13,10 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 SCRIPT = Path(__file__).parents[2] / "scripts" / "compiled_ways"
 
 
-MODELS = ["LayerNorm", "RMSNorm memory_efficient", "AddRMSNorm", "replace_norms", "enable forwards"]
+MODELS = [
+    *("LayerNorm", "RMSNorm memory_efficient", "AddRMSNorm", "replace_norms", "enable forwards"),
+    *("GatedRMSNorm", "RMSNorm heads", "modulated_layer_norm"),
+]
 WAYS = ["compile", "dynamic", "export", "fsdp2", "capture", "reduce-overhead", "threads"]
 
 
