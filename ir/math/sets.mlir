@@ -10,7 +10,7 @@ func.func private @row_set(%row: index, %sets: index, %rows_per_set: index) -> i
   %sets_i32 = arith.index_castui %sets : index to i32
   %rows_per_set_i32 = arith.index_castui %rows_per_set : index to i32
   %run = arith.divui %row_i32, %rows_per_set_i32 : i32
-  // Sets of samples come once, and need no second division, which takes some twenty instructions.
+  // Sets of samples come once, and need no second division: a GPU takes many instructions for one.
   %wraps = arith.cmpi uge, %run, %sets_i32 : i32
   %set_i32 = scf.if %wraps -> i32 {
     %wrapped = arith.remui %run, %sets_i32 : i32

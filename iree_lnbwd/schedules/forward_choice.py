@@ -91,8 +91,8 @@ _REGISTERS_ACROSS_SUBGROUPS = {12: 40, 16: 48, 24: 56}  # likewise, by its eleme
 _BYTES_OF_SETS = 4  # of the weight and the bias of a column, where these were measured
 # RMS norms of 16 bits with a gate: threads at once, by whether each has few elements. By 300
 # schedules of five widths from 1024 to 8192, on an H200, with the gate before the norm and after.
-# Of wide workgroups with many elements, there are no fewer: three of 320 threads in place of two
-# took 10240 columns from 97 % of a copy to 108, and 9224 columns took 7 % less time.
+# Where a row has more than 256 threads, workgroups are rounded up: with three of 320 threads in
+# place of two, 10240 columns went from 97 % of a copy to 108, and 9224 columns took 7 % less time.
 _FEW_GATED_ELEMENTS = 16
 _BUSY_GATED = {True: 1280, False: 768}
 _REGISTER_FILE = 1 << 16  # of the H200's multiprocessor, where the numbers are from
@@ -271,11 +271,10 @@ def _vector(spec: NormSpec, target: Target) -> int:
         for vector in (widest, half)
         if (way := _shared_out(spec, target, vector)) is not None
     }
-    has_sets = _has_sets(spec, widest)
-    is_known = _has_known_sets(spec, target, widest) if has_sets else _has_more(spec, target)
-    less_idle = _LESS_IDLE_OF_SETS if has_sets else _LESS_IDLE
-    if is_known and len(covered) > 1 and not _is_slow(spec, half):
-        return half if covered[half] <= less_idle * covered[widest] else widest
+    less_idle = _LESS_IDLE_OF_SETS if _has_sets(spec, widest) else _LESS_IDLE
+    may_halve = _is_known(spec, target, widest) and not _is_slow(spec, half)
+    if may_halve and len(covered) > 1 and covered[half] <= less_idle * covered[widest]:
+        return half
     return widest
 
 
@@ -289,10 +288,7 @@ def _fits_subgroup(spec: NormSpec, target: Target, vector: int, way: tuple[int, 
     """Whether a row with a mean stays in a subgroup, in accesses that are not narrow."""
     (chunks, threads), lanes = way, target.subgroup_size
     most = _ELEMENTS_OF_SUBGROUP.get(bytes_of(normalized(spec)), 0)
-    if _has_sets(spec, vector):
-        is_known = _has_known_sets(spec, target, vector)
-    else:
-        is_known = _has_more(spec, target) and not _is_slow(spec, vector)
+    is_known = _is_known(spec, target, vector) and not _is_slow(spec, vector)
     # Half a subgroup, only where the widest accesses divide a row: else 508 columns in bf16 went
     # from 95 % of the ceiling to 92.
     is_whole = threads == lanes or spec.columns % widest_access((normalized(spec),)) == 0
@@ -355,8 +351,15 @@ def _has_known_sets(spec: NormSpec, target: Target, vector: int) -> bool:
     return _has_sets(spec, vector) and is_narrow and _has_more(spec, target)
 
 
+def _is_known(spec: NormSpec, target: Target, vector: int) -> bool:
+    """Whether other ways to share out such rows were measured."""
+    if _has_sets(spec, vector):
+        return _has_known_sets(spec, target, vector)
+    return _has_more(spec, target)
+
+
 def _registers_of_sets(spec: NormSpec, target: Target, vector: int, way: tuple[int, int]) -> int:
-    """That a thread gets, of rows whose weight is their set's."""
+    """Registers of a thread, of rows whose weight is their set's."""
     (chunks, threads), lanes = way, target.subgroup_size
     elements, in_subgroup = chunks * vector, threads <= lanes
     as_needed = _REGISTERS_OF_SETS[bytes_of(normalized(spec))] + 2 * elements
