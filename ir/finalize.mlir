@@ -116,7 +116,8 @@ hal.executable.source private @finalize {
       // by one.
       %stride = arith.muli %slices, %rows_at_once : index
       %last_skips = arith.subi %stride, %slices : index
-      %steps_end = arith.subi %p, %last_skips : index
+      %steps_end = arith.subi %p, %last_skips : index  // without sets
+      // with sets: %steps_end = arith.addi %p, %c0 : index
       // with totals: %dx_sum = memref.alloca() : !cell_held
       // with totals: memref.store %zero, %dx_sum[%c0] : !cell_held
       %steps:3 = scf.for %i = %ty to %steps_end step %stride
@@ -125,10 +126,21 @@ hal.executable.source private @finalize {
             iter_args(%dgamma_sum = %dgamma_step, %dbeta_sum = %dbeta_step) -> (!sum, !sum) {
           %skipped = arith.muli %k, %slices : index
           %row = arith.addi %i, %skipped : index
+          // with sets: %is_there = arith.cmpi ult, %row, %p : index
           %dgamma_row = memref.load %dgamma_partials[%row, %column_in] : !acc_rows  // without sets
-          // with sets: %dgamma_row = vector.load %dgamma_partials[%row, %column_in] : !acc_rows, !sum
+          // with sets: %dgamma_row = scf.if %is_there -> !sum {
+          // with sets:   %dgamma_any = vector.load %dgamma_partials[%row, %column_in] : !acc_rows, !sum
+          // with sets:   scf.yield %dgamma_any : !sum
+          // with sets: } else {
+          // with sets:   scf.yield %no_sum : !sum
+          // with sets: }
           %dbeta_row = memref.load %dbeta_partials[%row, %column_in] : !acc_rows  // without sets
-          // with sets: %dbeta_row = vector.load %dbeta_partials[%row, %column_in] : !acc_rows, !sum
+          // with sets: %dbeta_row = scf.if %is_there -> !sum {
+          // with sets:   %dbeta_any = vector.load %dbeta_partials[%row, %column_in] : !acc_rows, !sum
+          // with sets:   scf.yield %dbeta_any : !sum
+          // with sets: } else {
+          // with sets:   scf.yield %no_sum : !sum
+          // with sets: }
           // with totals: %dx_row = memref.load %dx_partials[%row, %column_in] : !acc_rows
           // with totals: %dx_before = memref.load %dx_sum[%c0] : !cell_held
           // with totals: %dx_after = arith.addf %dx_before, %dx_row : !acc

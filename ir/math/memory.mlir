@@ -7,6 +7,7 @@
 // What a kernel's declaration decides.
 !rows = memref<?x4096xbf16, #hal.descriptor_type<storage_buffer>>
 !row = memref<4096xbf16, #hal.descriptor_type<storage_buffer>>
+!staged = memref<3x1x4096xbf16, #gpu.address_space<workgroup>>
 !element = bf16
 !pointer = !llvm.ptr<1>
 !narrow = vector<8xbf16>
@@ -121,5 +122,44 @@ func.func private @load_again(%row: !row, %column: index) -> !narrow {
 // once loops are unrolled.
 func.func private @await_copies(%pending: i32) {
   llvm.inline_asm has_side_effects "cp.async.wait_group $0;", "n,~{memory}" %pending : (i32) -> ()
+  return
+}
+
+// The first elements of a row's chunk to shared memory (cp.async), and zeros in place of its others. They leave the L2 cache
+// late, and bring their line of memory along. %place is that of a thread's first chunk in a slot, and %beyond is how many
+// elements beyond it this one is.
+//
+// ptxas 12.9 and 13.0 may take the sum that is such an address apart, and name the policy's register wrongly then: the GPU
+// stops at an illegal instruction. They take no exclusive or apart. So there is one with zero, of which neither they know nor
+// LLVM, from whom the empty instruction hides that M has 31 bits.
+func.func private @copy_lasting(%rows: !rows, %staged: !staged, %row: index, %column: index, %slot: index, %group: index, %place: index, %beyond: index, %copied: index, %chunk: index, %chunk_bytes: i64, %m: i32) {
+  %c1 = arith.constant 1 : index
+  %c2 = arith.constant 2 : index
+  %late = llvm.inline_asm "createpolicy.fractional.L2::evict_last.b64 $0, 1.0;", "=l" : () -> i64
+  %source = func.call @address_of_it(%rows, %row, %column) : (!rows, index, index) -> !pointer
+  %groups = memref.dim %staged, %c1 : !staged
+  %columns = memref.dim %staged, %c2 : !staged
+  %slots_before = arith.muli %slot, %groups : index
+  %groups_before = arith.addi %slots_before, %group : index
+  %elements_before = arith.muli %groups_before, %columns : index
+  %at = arith.addi %elements_before, %place : index
+  %unit = arith.index_castui %chunk_bytes : i64 to index
+  %size = arith.divui %unit, %chunk : index
+  %first_offset = arith.muli %at, %size : index
+  %base = memref.extract_aligned_pointer_as_index %staged : !staged -> index
+  %first = arith.addi %base, %first_offset : index
+  %first_i32 = arith.index_castui %first : index to i32
+  %bits = arith.constant 31 : i32
+  %any = llvm.inline_asm "", "=r,0" %m : (i32) -> i32
+  %none = arith.shrsi %any, %bits : i32
+  %whole = arith.xori %first_i32, %none : i32
+  %offset = arith.muli %beyond, %size : index
+  %offset_i32 = arith.index_castui %offset : index to i32
+  %to = arith.addi %whole, %offset_i32 : i32
+  %bytes = arith.muli %copied, %size : index
+  %bytes_i32 = arith.index_castui %bytes : index to i32
+  %chunk_i32 = arith.trunci %chunk_bytes : i64 to i32
+  llvm.inline_asm has_side_effects "cp.async.ca.shared.global.L2::cache_hint.L2::128B [$0], [$1], $2, $3, $4;", "r,l,n,r,l,~{memory}" %to, %source, %chunk_i32, %bytes_i32, %late
+      : (i32, !pointer, i32, i32, i64) -> ()
   return
 }

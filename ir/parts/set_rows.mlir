@@ -4,7 +4,8 @@
 // Where a row ends within a line of memory, a set's rows would bring parts of its neighbours' rows with them, and only the
 // caches could keep these until others need them. So the subgroups of a workgroup are teams there: each team stays in one
 // set, and neighbouring teams in neighbouring sets, so that rows that are side by side in memory are walked over together.
-// Subgroup s is of team s mod #teams.
+// Where a set has long runs of rows, those are its own: neighbouring teams have the same set. Subgroup s is of team s mod
+// #teams.
 //
 // From one step to the next, k grows by the same number. So the walk divides before its first step alone. It knows the rows
 // of some steps (#known_rows): of this one, and of those that are fetched ahead, or whose statistics are.
@@ -12,6 +13,7 @@
 // What a NormSpec and a Schedule decide.
 #known_rows = 3 : index
 #teams = 1 : index
+#least_run = 64 : i32  // rows of a long run, at least
 #groups = 1 : index
 #threads = 512 : index
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
@@ -55,30 +57,33 @@ func.func private @team_set(%m: index, %sets_i32: i32, %rows_per_set_i32: i32) -
   %all = hal.interface.workgroup.count[0] : index
   %id = hal.interface.workgroup.id[0] : index
   %team = func.call @my_team() : () -> i32
-  %set_i32, %walker, %walkers = func.call @place_in_sets(%all, %id, %team, %sets_i32) : (index, index, i32, i32) -> (i32, i32, i32)
+  %set_i32, %walker, %walkers = func.call @place_in_sets(%all, %id, %team, %sets_i32, %rows_per_set_i32)
+      : (index, index, i32, i32, i32) -> (i32, i32, i32)
   %set = arith.index_castui %set_i32 : i32 to index
   %set_rows = func.call @count_set_rows(%m, %set, %sets, %rows_per_set) : (index, index, index, index) -> index
   return %set, %sets, %rows_per_set, %set_rows, %walker, %walkers : index, index, index, index, i32, i32
 }
 
-// The set of a workgroup's team, which of the set's teams that is, and of how many. Workgroups without teams that are
-// neighbours have the same set.
-func.func private @place_in_sets(%all: index, %id: index, %team: i32, %sets: i32) -> (i32, i32, i32) {
+// The set of a workgroup's team, which of the set's teams that is, and of how many.
+func.func private @place_in_sets(%all: index, %id: index, %team: i32, %sets: i32, %rows_per_set: i32) -> (i32, i32, i32) {
   %has_teams = func.call @has_teams() : () -> i1
   %teams_i32 = func.call @teams_i32() : () -> i32
   %all_i32 = arith.index_castui %all : index to i32
   %workgroup = arith.index_castui %id : index to i32
   %all_teams = arith.muli %all_i32, %teams_i32 : i32
   %walkers = arith.divui %all_teams, %sets : i32
-  %set, %walker = scf.if %has_teams -> (i32, i32) {
-    %teams_before = arith.muli %workgroup, %teams_i32 : i32
-    %own = arith.addi %teams_before, %team : i32
+  %teams_before = arith.muli %workgroup, %teams_i32 : i32
+  %own = arith.addi %teams_before, %team : i32
+  %least_run = arith.constant #least_run
+  %has_short_runs = arith.cmpi ult, %rows_per_set, %least_run : i32
+  %set_by_set = arith.andi %has_teams, %has_short_runs : i1
+  %set, %walker = scf.if %set_by_set -> (i32, i32) {
     %team_set = arith.remui %own, %sets : i32
     %team_walker = arith.divui %own, %sets : i32
     scf.yield %team_set, %team_walker : i32, i32
   } else {
-    %own_set = arith.divui %workgroup, %walkers : i32
-    %own_walker = arith.remui %workgroup, %walkers : i32
+    %own_set = arith.divui %own, %walkers : i32
+    %own_walker = arith.remui %own, %walkers : i32
     scf.yield %own_set, %own_walker : i32, i32
   }
   return %set, %walker, %walkers : i32, i32, i32
@@ -129,9 +134,11 @@ func.func private @partial_row(%thread: !thread, %workgroup: index, %team: index
   %row = scf.if %has_teams -> index {
     %sets = vector.extract %thread[10] : index from !thread
     %sets_i32 = arith.index_castui %sets : index to i32
+    %rows_per_set_i32 = func.call @run_rows(%thread) : (!thread) -> i32
     %team_i32 = arith.index_castui %team : index to i32
     %all = hal.interface.workgroup.count[0] : index
-    %set, %walker, %walkers = func.call @place_in_sets(%all, %workgroup, %team_i32, %sets_i32) : (index, index, i32, i32) -> (i32, i32, i32)
+    %set, %walker, %walkers = func.call @place_in_sets(%all, %workgroup, %team_i32, %sets_i32, %rows_per_set_i32)
+        : (index, index, i32, i32, i32) -> (i32, i32, i32)
     %rows_before = arith.muli %set, %walkers : i32
     %row_i32 = arith.addi %rows_before, %walker : i32
     %of_team = arith.index_castui %row_i32 : i32 to index

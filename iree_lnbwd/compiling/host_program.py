@@ -24,10 +24,9 @@ from iree_lnbwd.ops.operands import (
     Kind,
     Operand,
 )
-from iree_lnbwd.ops.sets import Sets
+from iree_lnbwd.ops.sets import LEAST_RUN, Sets
 from iree_lnbwd.ops.spec import MOST_ROWS, NormSpec
 from iree_lnbwd.vmfb.counts import (
-    LEAST_RUN,
     SETS_NUMBERS,
     WAVES,
     Count,

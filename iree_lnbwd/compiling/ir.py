@@ -238,6 +238,10 @@ def module(
     if spec.weight_sets and isinstance(schedule, WholeTensors):
         aliases |= _sets_of_rows_aliases(typed)
         texts = {name: _with_a_weight_of_each_row(name, text) for name, text in texts.items()}
+    lasts = isinstance(schedule, OnePass) and schedule.copies_last(spec, target)
+    texts = {
+        name: passages.with_lines("policies", text, are_there=lasts) for name, text in texts.items()
+    }
     plans = launches(spec, target, schedule)
     has_gate, on_gpu = spec.gate is not None, target.backend != "cpu"
     texts = {name: passages.chosen(text, has_gate=has_gate) for name, text in texts.items()}

@@ -6,7 +6,8 @@ the place of ``%x`` below it, to the end of the block.
 
 A line that begins with ``// with sets:`` loses these words where a weight has sets, and one that
 ends in ``// without sets`` is left out; elsewhere it is the other way round. So it is with
-``copies`` (of dx), with ``totals`` (its sums over rows), and with ``strides``, where what a line
+``copies`` (of dx), with ``totals`` (its sums over rows), with ``policies`` (rows are copied so that
+they leave the L2 cache late), and with ``strides``, where what a line
 defines as ``%x_strided`` takes the place of ``%x`` below it, to the end of the block.
 """
 
@@ -21,14 +22,14 @@ _PASSAGE = re.compile(
 _WITH, _WITHOUT = (
     {
         what: re.compile(form.format(what), re.MULTILINE)
-        for what in ("sets", "copies", "totals", "strides")
+        for what in ("sets", "copies", "totals", "policies", "strides")
     }
     for form in (r"^( *)// with {}: (.*\n)", r"^(.*?) *// without {}\n")
 )
 
 
 def with_lines(what: str, text: str, *, are_there: bool) -> str:
-    """A file without the lines that are for specs of the other kind: of sets, copies or totals."""
+    """A file without the lines that are for modules of the other kind; of all but strides."""
     if not are_there:
         return _without(what, text)
     return _WITHOUT[what].sub("", _WITH[what].sub(r"\1\2", text))

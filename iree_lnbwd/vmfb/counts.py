@@ -7,7 +7,7 @@ from typing import Any
 
 from iree_lnbwd.disk.json_values import int_of, object_of, of_type, wrong
 from iree_lnbwd.ops.operands import CELLS_NAMES
-from iree_lnbwd.ops.sets import Sets
+from iree_lnbwd.ops.sets import LEAST_RUN, Sets
 from iree_lnbwd.ops.strides import RowStrides, Strides
 
 MOST_COUNT = 2**31 - 1  # of numbers in files
@@ -16,9 +16,6 @@ MOST_COUNT = 2**31 - 1  # of numbers in files
 # workgroups, 94 % of a GPU work on average.
 WAVES = (1, 2, 4, 8)
 _LARGEST = 3, 2  # waves have at most so many times the rows that they should have
-# Neighbouring rows that have one set, at least: more waves walk over fewer sets together then.
-# Heads, of one row each, took 4 to 7 % longer in two waves (H200).
-LEAST_RUN = 64
 _BUSY = 7, 8  # enough: seven of eight workgroups have a set
 
 

@@ -402,6 +402,38 @@ def test_asynchronous_copies() -> None:
         run(1)
 
 
+def test_an_asynchronous_copy_with_a_cache_policy() -> None:
+    values = random_generator().integers(0, 1 << 32, 64, dtype=np.uint32)
+    body = """
+\t{policy} %rd40, {number};
+\tmov.b64 %rd23, __dynamic_shared_memory__;
+\tmul.wide.u32 %rd24, %r0, 4;
+\tadd.s64 %rd25, %rd23, %rd24;
+\tadd.s64 %rd26, %rd0, %rd24;
+\tcp.async.ca.shared.global.L2::cache_hint.L2::128B [%rd25], [%rd26], 4{more};
+\tcp.async.wait_all;
+\tld.shared.b32 %r4, [%rd25];
+\tadd.s64 %rd27, %rd1, %rd24;
+\tst.global.b32 [%rd27], %r4;
+"""
+    policy, number = "createpolicy.fractional.L2::evict_last.b64", "1.0"
+
+    def run(policy: str, number: str, more: str) -> list[int]:
+        text = body.format(policy=policy, number=number, more=more)
+        copied: list[int] = run_kernel(text, [values, 64], shared_bytes=256, module=_DYNAMIC)[
+            1
+        ].tolist()
+        return copied
+
+    assert run(policy, number, ", %rd40") == run(policy, number, ", 4, %rd40") == values.tolist()
+    assert run(policy, number, ", 0, %rd40") == [0] * 64
+    with pytest.raises(Fault, match="a cache hint that createpolicy has not made"):
+        run("mov.u64", "7", ", 4, %rd40")
+    for more in ("", ", 4, 4, %rd40"):
+        with pytest.raises(Fault, match="unknown instruction"):
+            run(policy, number, more)
+
+
 def test_local_memory_and_generic_addresses() -> None:
     body = """
 \t.local .align 16 .b8 depot[32];

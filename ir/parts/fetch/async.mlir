@@ -41,6 +41,8 @@ func.func private @meet(index)
 func.func private @await_copies(i32)
 func.func private @masked(!dy_chunk, !x_chunk, index, index, index) -> (!dy_chunk, !x_chunk)
 func.func private @kth_row(!thread, i32) -> i32
+// with policies: func.func private @copy_lasting_of_dy(!dy_lines, !dy_room, index, index, index, index, index, index, index, index, i64, i32)
+// with policies: func.func private @copy_lasting_of_x(!x_lines, !x_room, index, index, index, index, index, index, index, index, i64, i32)
 // End of what is replaced.
 
 // Whether subgroups copy rows together.
@@ -77,12 +79,24 @@ func.func private @copy_chunk(%k: index, %thread: !thread, %row: index, %live: i
   %line, %in_line = func.call @cell_address(%row, %part, %col) : (index, index, index) -> (index, index)
   // with strides: %dy_strided = func.call @row_of_dy(%dy, %row) : (!dy_lines, index) -> !dy_lines
   // with strides: %x_strided = func.call @row_of_x(%x, %row) : (!x_lines, index) -> !x_lines
-  %dy_copy = "nvgpu.device_async_copy"(%dy_rows, %slot, %group, %col, %dy, %line, %in_line, %size)
-      <{dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
-      : (!dy_room, index, index, index, !dy_lines, index, index, index) -> !nvgpu.device.async.token
-  %x_copy = "nvgpu.device_async_copy"(%x_rows, %slot, %group, %col, %x, %line, %in_line, %size)
-      <{dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
-      : (!x_room, index, index, index, !x_lines, index, index, index) -> !nvgpu.device.async.token
+  // with policies: %chunk = arith.constant #copied
+  // with policies: %c0 = arith.constant 0 : index
+  // with policies: %place, %has_chunk = func.call @column(%c0, %thread) : (index, !thread) -> (index, i1)
+  // with policies: %beyond = arith.subi %col, %place : index
+  // with policies: %m = vector.extract %thread[13] : index from !thread
+  // with policies: %m_i32 = arith.index_castui %m : index to i32
+  %dy_copy = "nvgpu.device_async_copy"(%dy_rows, %slot, %group, %col, %dy, %line, %in_line, %size)  // without policies
+      <{dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>  // without policies
+      : (!dy_room, index, index, index, !dy_lines, index, index, index) -> !nvgpu.device.async.token  // without policies
+  // with policies: %dy_bytes = arith.constant #dy_chunk_bytes
+  // with policies: func.call @copy_lasting_of_dy(%dy, %dy_rows, %line, %in_line, %slot, %group, %place, %beyond, %size, %chunk, %dy_bytes, %m_i32)
+  // with policies:     : (!dy_lines, !dy_room, index, index, index, index, index, index, index, index, i64, i32) -> ()
+  %x_copy = "nvgpu.device_async_copy"(%x_rows, %slot, %group, %col, %x, %line, %in_line, %size)  // without policies
+      <{dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>  // without policies
+      : (!x_room, index, index, index, !x_lines, index, index, index) -> !nvgpu.device.async.token  // without policies
+  // with policies: %x_bytes = arith.constant #x_chunk_bytes
+  // with policies: func.call @copy_lasting_of_x(%x, %x_rows, %line, %in_line, %slot, %group, %place, %beyond, %size, %chunk, %x_bytes, %m_i32)
+  // with policies:     : (!x_lines, !x_room, index, index, index, index, index, index, index, index, i64, i32) -> ()
   return
 }
 

@@ -274,15 +274,20 @@ def _prefetch_in_bulk(operands: Operands, instruction: Instruction) -> Step:
 
 
 def _start_copy(operands: Operands, instruction: Instruction) -> Step:
-    destination, source, size, *limit = instruction.operands
-    nbytes = int(size)
-    if nbytes not in (4, 8, 16) or (nbytes != 16 and "cg" in instruction.modifiers):
+    destination, source, size, *more = instruction.operands
+    nbytes, is_hinted = int(size), _CACHE_HINT in instruction.modifiers
+    limit, policies = (more[:-1], more[-1:]) if is_hinted else (more, [])
+    is_short_past_l1 = nbytes != 16 and "cg" in instruction.modifiers
+    if nbytes not in (4, 8, 16) or is_short_past_l1 or (is_hinted and not policies) or limit[1:]:
         raise UnknownInstructionError(instruction.text)
     to_address, from_address = operands.address(destination), operands.address(source)
     read_size = operands.reader(limit[0], "u32") if limit else None
+    read_policies = [operands.reader(policy, "b64") for policy in policies]
 
     def copy(threads: Threads, to: Selection) -> None:
         lanes = threads.numbers[to]
+        for policy in read_policies:
+            _check_policies(policy(threads, to), lanes + threads.first_lane)
         sources = np.broadcast_to(from_address(threads, to), lanes.shape)
         values = np.zeros((len(lanes), nbytes), np.uint8)
         # Bytes beyond the given size are not read; they are zero.
