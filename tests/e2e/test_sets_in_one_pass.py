@@ -5,6 +5,7 @@ A few workgroups walk, so that each takes many steps.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,8 +20,10 @@ from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.schedules import FewRows, OnePass, set_waves
 from iree_lnbwd.verification import host_calls, matrix
 from iree_lnbwd.verification.emulated_norm import EmulatedNorm
+from iree_lnbwd.vmfb import inspection
 from iree_lnbwd.vmfb.counts import WAVES, CountInWaves, RowCount, count_of, most_rows, of_each_set
 from iree_lnbwd.vmfb.description import describe
+from iree_lnbwd.vmfb.executables import exports
 
 LAYER, RMS = "layer_norm_backward", "rms_norm_backward"
 READ = OnePass(workgroups=5, groups=2, warps=2, vector=8)
@@ -63,6 +66,7 @@ WAYS = {
     "twice, AMD": Way(replace(READ, groups=1, rereads=True), 1000, RMS, target="gfx942"),
     "twice, with a bias": Way(replace(READ, rereads=True), 1000, from_output=True),
     "copied": Way(COPIED, 1000),
+    "copied, half as much at once": Way(replace(COPIED, vector=4), 1000),
     "copied, sm_80": Way(COPIED, 1000, RMS, target="sm_80"),
     "copied with the weight": Way(replace(COPIED, stages_weight=True), 1000, RMS),
     "a weight that is widened": Way(
@@ -119,6 +123,42 @@ def test_any_number_of_sets_and_rows(way: Way) -> None:
             assert_same_bits(module.run(call), results)
     call = matrix.adversarial_call(way.spec, rng)
     assert_right(module.run(call), call)
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize("name", [name for name in WAYS if "teams" in name])
+def test_teams_walk_over_long_runs(name: str) -> None:
+    """There, neighbouring teams have one set; at the border of two sets, each has its own."""
+    way, rng = WAYS[name], random_generator()
+    module = module_of(way, way.spec)
+    for rows, number, rows_per_set in ((329, 3, 64), (200, 2, 100), (137, 1, 137), (150, 7, 70)):
+        call = matrix.random_call(way.spec, rows, rng, Sets(number, rows_per_set))
+        assert_right(module.run(call), call)
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize("name", ["copied", "copied in place", "teams that copy, with the weight"])
+def test_no_sum_is_the_address_of_a_copy_with_a_policy(name: str) -> None:
+    """ptxas may take such a sum apart, and then the GPU stops at an illegal instruction."""
+    way = WAYS[name]
+    codes = {each.code for each in exports(built(way.spec, find_target("sm_90"), way.how)[0])}
+    lines = "\n".join(map(inspection.ptx, codes)).splitlines()
+    hinted = [
+        number
+        for number, line in enumerate(lines)
+        if "cp.async" in line and "L2::cache_hint" in line
+    ]
+    assert hinted
+    for number in hinted:
+        (address,) = re.findall(r"hint\.L2::128B \[(%r\d+)(?:\+\d+)?\]", lines[number])
+        for line in reversed(lines[:number]):
+            if added := re.match(rf"\tadd\.s32 \t{address}, (%r\d+), \d+;", line):
+                address = added[1]
+            elif f"\t{address}, " in line:
+                assert line.startswith("\txor.b32"), lines[number]
+                break
+        else:
+            pytest.fail(f"no instruction makes the address of {lines[number]}")
 
 
 def test_ways_with_teams_have_as_many_as_they_say() -> None:
