@@ -113,11 +113,11 @@ hal.executable.source private @finalize {
       %column_in = arith.minui %column, %last_column : index
 
       // All rows of a step exist, so that their loads wait for nothing. The rest of the rows are added one
-      // by one.
+      // by one. Sets have few rows, so a step of theirs has what rows there are.
       %stride = arith.muli %slices, %rows_at_once : index
-      %last_skips = arith.subi %stride, %slices : index
-      %steps_end = arith.subi %p, %last_skips : index  // without sets
-      // with sets: %steps_end = arith.addi %p, %c0 : index
+      %last_skips = arith.subi %stride, %slices : index  // without sets
+      // with sets: %last_skips = arith.constant 0 : index
+      %steps_end = arith.subi %p, %last_skips : index
       // with totals: %dx_sum = memref.alloca() : !cell_held
       // with totals: memref.store %zero, %dx_sum[%c0] : !cell_held
       %steps:3 = scf.for %i = %ty to %steps_end step %stride

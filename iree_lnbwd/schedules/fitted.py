@@ -179,7 +179,7 @@ def _ways(
             + (_CHECKED_ANEW if checks else 0)
             + (_ELEMENTWISE if one.vector == 1 and not one.bulk else 0)
             + (_CROWDED if crowds else 0)
-            + (_FEW_TEAMS if 1 < way.teams(spec, target) == way.subgroups == 2 else 0)
+            + (_FEW_TEAMS if way.teams(spec, target) == way.subgroups == 2 else 0)
             + _alignment_cost(way, spec, source)
             + _QUARTERS * math.log2(_in_quarters(way))
             + _IDLE * math.log2(way.cluster * way.padded_columns(spec, target) / columns)

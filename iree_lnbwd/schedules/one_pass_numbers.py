@@ -188,10 +188,10 @@ class OnePassNumbers:
     def teams(self, spec: NormSpec, target: Target) -> int:
         """Teams of a workgroup's subgroups, which have neighbouring sets of weights.
 
-        Where sets have long runs of rows, a call's teams have one set (`LEAST_RUN`). There are as
-        many teams as it takes rows to fill whole pieces of memory. Kernels count them in 32
-        bits. More than those have would be of a billion sets, whose rows and weights no GPU has
-        room for, unless rows are less than such a piece: these take no teams.
+        In a call whose sets have long runs of rows, they have one set (`LEAST_RUN`). There are as
+        many teams as it takes rows to fill whole pieces of memory. Kernels count them in 32 bits.
+        More than those have would be of a billion sets, whose rows and weights no GPU has room
+        for, unless rows are less than such a piece: these take no teams.
         """
         row = spec.columns * itemsize(spec, Element.X)
         is_known = spec.weight_sets and target.backend == "cuda" and row >= _MEMORY_BYTES
@@ -390,7 +390,7 @@ class OnePassNumbers:
         """Whether rows that threads copy leave the L2 cache late, and bring whole lines along.
 
         With sets of weights, workgroups read many places of memory at once. Modulated backwards in
-        bf16 took 1 to 4 % less time so, and RMS norms of 72 columns 4 % more (H200). Heads have up
+        bf16 took up to 4 % less time so, and RMS norms of 72 columns 4 % more (H200). Heads have up
         to 256 columns. Copies past the L1 cache were not measured.
         """
         past_l1 = (self.past_l1(spec.columns * size, size) for size in _copied_sizes(spec))
