@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.spec import NormSpec
 
+HEAD_COLUMNS = 256  # of a row as narrow as those of heads, at most
 # Bytes: the widest global access, of NVIDIA (PTX ISA, ld.v4.b32) and of AMD (global_load_dwordx4).
 _ACCESS_BYTES = 16
 _ACROSS_BYTES = 8  # of accesses across the borders of rows

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from iree_lnbwd.hardware.products import Product
 from iree_lnbwd.hardware.targets import Target
-from iree_lnbwd.ops.operands import ADDED_BIAS, RESIDUAL, Element
+from iree_lnbwd.ops.operands import ADDED_BIAS, RESIDUAL
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.cluster_choice import choose_clustered
 from iree_lnbwd.schedules.elements import most_elements, widest_access, widest_vector, words
@@ -15,11 +15,29 @@ from iree_lnbwd.schedules.forward import (
     WORD_BYTES,
     Forward,
     bytes_of,
-    bytes_of_weights,
     normalized,
     weighs,
 )
-from iree_lnbwd.schedules.ir_types import itemsize
+from iree_lnbwd.schedules.forward_rows import (
+    HEAD_ELEMENTS,
+    LEAST_OF_MORE,
+    LEAST_THREADS,
+    has_more,
+    has_two,
+    is_head,
+    is_slow,
+)
+from iree_lnbwd.schedules.forward_sets import (
+    ELEMENTS_OF_SETS,
+    IDLE_OF_SETS,
+    LESS_IDLE_OF_SETS,
+    PACKED_ELEMENTS_OF_SETS,
+    WARPS_OF_SETS,
+    has_known_sets,
+    has_sets,
+    is_known,
+    registers_of_sets,
+)
 from iree_lnbwd.schedules.rules import FEWEST_THREADS, MOST_BUSY
 from iree_lnbwd.schedules.shifted_choice import choose_shifted
 
@@ -27,9 +45,7 @@ from iree_lnbwd.schedules.shifted_choice import choose_shifted
 # Elements of a row that a thread has at best, by their bytes.
 _ELEMENTS = {2: 22, 4: 8, 8: 8}
 _ELEMENTS_OF_NARROW_ACCESSES = 10  # of 4 bytes or less
-# On NVIDIA's GPUs, from so many columns on, there are more of these, with a mean and without. From
-# 1902 schedules of 19 widths from 265 to 13001, on an H200, as what follows about subgroups.
-_LEAST_OF_MORE = 193
+# Likewise, of rows that have more of these, with a mean and without (`LEAST_OF_MORE`).
 _MORE_OF_NARROW_ACCESSES = {True: 14, False: 12}
 # Where a subgroup keeps a whole row with a mean, no sum goes through shared memory: elements of its
 # threads at most, by their bytes.
@@ -38,12 +54,7 @@ _ELEMENTS_OF_SUBGROUP = {2: 32, 4: 16}
 # bf16 went from 84 % of the ceiling to 94.
 _LESS_IDLE = 0.85
 _IDLE_OF_HALVED = 1.25  # as below, of these
-# Rows of a head's width, from 251 schedules of 64, 128 and 256 columns: a thread has more of them,
-# by their bytes, nothing caps its registers, and workgroups are larger, but for rows that have
-# little to load.
-_HEAD_COLUMNS = 256
-_HEAD_ELEMENTS = {2: 32, 4: 16}
-_HEAD_WARPS = 8
+_HEAD_WARPS = 8  # of a workgroup, of rows of a head's width
 # Columns that threads cover, to the fewest: up to which the elements of each decide.
 _IDLE = {2: 1.07, 4: 1.25, 8: 1.25}
 _FEWEST_CHUNKS = 2  # of a thread: with one, too few loads are under way
@@ -69,26 +80,6 @@ _EARLY_ELEMENTS_OF_THREAD = 8
 # Rows of more threads than that stay narrow: 4096 x 16384 in bf16 took an H200 63.1 us in place of
 # 67.5, with three workgroups on a multiprocessor in place of two.
 _PACKED_THREADS = 256
-# Rows whose weight is their set's: few rows share one, so that it comes from the L2 cache, and is
-# loaded with the row. A thread has more elements of f32, workgroups are smaller, unless several
-# rows share a subgroup, and a thread gets the registers that it needs: so many, by the bytes of an
-# element, two for each element, and more where a subgroup has the row. From 1063 schedules of 8
-# widths from 896 to 5120, on an H200, and 171 of 15 widths from 24 to 3208, on an H100: a layer
-# norm of 800 columns in bf16 went from 54 % of the ceiling to 90.
-_ELEMENTS_OF_SETS = {2: 22, 4: 15}
-_WARPS_OF_SETS = 2
-_REGISTERS_OF_SETS = {2: 8, 4: 32}
-_LEAST_REGISTERS_OF_SETS = 48
-_MORE_REGISTERS_OF_SUBGROUP = 8
-# Those of 16 bits on NVIDIA's GPUs: by 720 more, of layer norms of 448 to 2768 columns (H200),
-# instructions decide. Fewer columns are idle, and a subgroup keeps a whole row if it can, as narrow
-# as it came if that is much: 1152 columns went from 91 % of a copy to 98, 640 from 84 to 94.
-_LESS_IDLE_OF_SETS = 0.95
-_IDLE_OF_SETS = 1.08
-_PACKED_ELEMENTS_OF_SETS = 28
-_REGISTERS_IN_SUBGROUP = {True: 64, False: 96}  # of a thread, by whether rows stay narrow
-_REGISTERS_ACROSS_SUBGROUPS = {12: 40, 16: 48, 24: 56}  # likewise, by its elements at most
-_BYTES_OF_SETS = 4  # of the weight and the bias of a column, where these were measured
 # RMS norms of 16 bits with a gate: threads at once, by whether each has few elements. By 300
 # schedules of five widths from 1024 to 8192, on an H200, with the gate before the norm and after.
 # Where a row has more than 256 threads, workgroups are rounded up: with three of 320 threads in
@@ -103,7 +94,6 @@ _MORE_FEW_ROWS = 768
 _MOST_THREADS = 1024  # that share a row that is not in registers
 _WARPS = 4  # subgroups of a workgroup whose rows are narrow
 _FEW_WARPS = 2  # likewise, of rows that fill one, or begin early and fill two
-_LEAST_THREADS = 4  # of a row that has so many accesses: fewer load too few bytes side by side
 _SHARED_BYTES = 1 << 16  # of a wide row without a residual; of a wider one, too few fit
 
 
@@ -154,16 +144,16 @@ def _rows_of_workgroup(
     """As many as fill some subgroups, and no fewer than fill one."""
     threads, lanes = way[1], target.subgroup_size
     is_light_head = bytes_of(normalized(spec)) < WORD_BYTES and not spec.family.centres
-    has_sets, packs = _has_sets(spec, vector), _packs(spec, target, vector, way)
+    of_sets, packs = has_sets(spec, vector), _packs(spec, target, vector, way)
     is_wide_short = _is_short(spec, target, vector) and threads > lanes
-    if _is_head(spec, vector) and not is_light_head:
+    if is_head(spec, vector) and not is_light_head:
         warps = _HEAD_WARPS
-    elif has_sets and packs:
+    elif of_sets and packs:
         warps = _WARPS
     elif _fits_subgroup(spec, target, vector, way) or is_wide_short:
         warps = _FEW_WARPS
     else:
-        warps = _WARPS_OF_SETS if has_sets and threads >= lanes else _WARPS
+        warps = WARPS_OF_SETS if of_sets and threads >= lanes else _WARPS
     rows = max(1, warps * lanes // threads)
     if spec.rows is not None:
         rows = min(rows, -(-spec.rows // product.processors))
@@ -174,30 +164,31 @@ def _rows_of_workgroup(
 def _packs(spec: NormSpec, target: Target, vector: int, way: tuple[int, int]) -> bool:
     """Whether rows stay as narrow as they came."""
     (chunks, threads), lanes = way, target.subgroup_size
-    if _has_two(spec) or bytes_of(normalized(spec)) >= WORD_BYTES or target.backend != "cuda":
+    if has_two(spec) or bytes_of(normalized(spec)) >= WORD_BYTES or target.backend != "cuda":
         return False
-    if threads <= lanes and _has_known_sets(spec, target, vector):
-        return chunks * vector >= _PACKED_ELEMENTS_OF_SETS
+    if threads <= lanes and has_known_sets(spec, target, vector):
+        return chunks * vector >= PACKED_ELEMENTS_OF_SETS
     return spec.has(ADDED_BIAS) and threads > _PACKED_THREADS
 
 
 def _busy(spec: NormSpec, target: Target, vector: int, way: tuple[int, int]) -> int:
     """Threads of a multiprocessor that there should be at once."""
-    chunks, threads = way
+    (chunks, threads), packs = way, _packs(spec, target, vector, way)
     is_narrow = bytes_of(normalized(spec)) < WORD_BYTES
     if _is_short(spec, target, vector):
         return _BUSY_EARLY
-    if _has_sets(spec, vector):
-        return min(MOST_BUSY, _REGISTER_FILE // _registers_of_sets(spec, target, vector, way))
+    if has_sets(spec, vector):
+        each = registers_of_sets(spec, target, vector, way, packs=packs)
+        return min(MOST_BUSY, _REGISTER_FILE // each)
     is_gated_rms = spec.gate is not None and not spec.family.centres
     if is_gated_rms and is_narrow and target.backend == "cuda":
         has_few = chunks * vector <= _FEW_GATED_ELEMENTS
         busy = _BUSY_GATED[has_few]
         return busy if has_few or threads <= _PACKED_THREADS else -(-busy // threads) * threads
     few_words = chunks * vector * words(spec) <= _FEW_WORDS
-    is_light = is_narrow and few_words and not _has_two(spec)
+    is_light = is_narrow and few_words and not has_two(spec)
     is_busier = is_light and spec.has(ADDED_BIAS)
-    return _BUSIER if is_busier or _packs(spec, target, vector, way) else _BUSY
+    return _BUSIER if is_busier or packs else _BUSY
 
 
 def _is_free(spec: NormSpec, target: Target, vector: int) -> bool:
@@ -206,13 +197,8 @@ def _is_free(spec: NormSpec, target: Target, vector: int) -> bool:
     So it is for f32 rows of two tensors, for many narrow accesses, and for rows of a head's width.
     """
     is_narrow = bytes_of(normalized(spec)) < WORD_BYTES
-    is_slow = _is_slow(spec, vector) and (_has_two(spec) or not _has_more(spec, target))
-    return (spec.has(RESIDUAL) and not is_narrow) or is_slow or _is_head(spec, vector)
-
-
-def _has_two(spec: NormSpec) -> bool:
-    """Whether two tensors have what a row needs."""
-    return spec.has(RESIDUAL) or spec.gate is not None
+    has_many = is_slow(spec, vector) and (has_two(spec) or not has_more(spec, target))
+    return (spec.has(RESIDUAL) and not is_narrow) or has_many or is_head(spec, vector)
 
 
 def _across(spec: NormSpec, target: Target, product: Product) -> Forward | None:
@@ -226,8 +212,8 @@ def _across(spec: NormSpec, target: Target, product: Product) -> Forward | None:
 def _is_short(spec: NormSpec, target: Target, vector: int) -> bool:
     """Whether a row comes in narrow accesses, and so few that its weights are loaded with it."""
     is_short = spec.columns <= _EARLY_COLUMNS_OF_NARROW_ACCESSES
-    is_slow = _is_slow(spec, vector) and _has_more(spec, target)
-    return is_short and is_slow and not _has_two(spec)
+    comes_slowly = is_slow(spec, vector) and has_more(spec, target)
+    return is_short and comes_slowly and not has_two(spec)
 
 
 def _is_early(spec: NormSpec, target: Target, vector: int, way: tuple[int, int]) -> bool:
@@ -239,26 +225,26 @@ def _is_early(spec: NormSpec, target: Target, vector: int, way: tuple[int, int])
     """
     if not weighs(spec) or spec.gate is not None:
         return False
-    if _has_sets(spec, vector) or _is_short(spec, target, vector):
+    if has_sets(spec, vector) or _is_short(spec, target, vector):
         return True
-    is_head = _is_head(spec, vector)
+    of_head = is_head(spec, vector)
     if bytes_of(normalized(spec)) < WORD_BYTES:
-        is_alone = target.backend == "cuda" and not (spec.has(RESIDUAL) or _is_slow(spec, vector))
-        if spec.columns < _LEAST_OF_MORE and not is_head:
+        is_alone = target.backend == "cuda" and not (spec.has(RESIDUAL) or is_slow(spec, vector))
+        if spec.columns < LEAST_OF_MORE and not of_head:
             return is_alone and way[0] * vector > _FEW_WORDS
-        if spec.family.centres or is_head:
+        if spec.family.centres or of_head:
             return not spec.family.centres
         return is_alone and spec.columns <= _EARLY_COLUMNS_OF_16_BITS
     has_few = way[0] * vector <= _EARLY_ELEMENTS_OF_THREAD and spec.columns <= _EARLY_COLUMNS
     in_subgroup = _fits_subgroup(spec, target, vector, way)
-    return is_head or has_few or in_subgroup or spec.has(RESIDUAL)
+    return of_head or has_few or in_subgroup or spec.has(RESIDUAL)
 
 
 def _most_few_rows(spec: NormSpec, target: Target, *, early: bool) -> int:
     """How many rows are few; 0 if a kernel of their own would not differ."""
     differs = weighs(spec) and (not early or target.has_cache_policies)
     is_narrow = bytes_of(normalized(spec)) < WORD_BYTES
-    most = _MORE_FEW_ROWS if is_narrow and _has_more(spec, target) else _FEW_ROWS
+    most = _MORE_FEW_ROWS if is_narrow and has_more(spec, target) else _FEW_ROWS
     return min(most, _FEW_ELEMENTS // spec.columns) if differs else 0
 
 
@@ -271,29 +257,23 @@ def _vector(spec: NormSpec, target: Target) -> int:
         for vector in (widest, half)
         if (way := _shared_out(spec, target, vector)) is not None
     }
-    less_idle = _LESS_IDLE_OF_SETS if _has_sets(spec, widest) else _LESS_IDLE
-    may_halve = _is_known(spec, target, widest) and not _is_slow(spec, half)
+    less_idle = LESS_IDLE_OF_SETS if has_sets(spec, widest) else _LESS_IDLE
+    may_halve = is_known(spec, target, widest) and not is_slow(spec, half)
     if may_halve and len(covered) > 1 and covered[half] <= less_idle * covered[widest]:
         return half
     return widest
-
-
-def _has_more(spec: NormSpec, target: Target) -> bool:
-    """Whether threads of a narrow row have more of it than elsewhere."""
-    is_head = _is_head(spec, widest_vector(spec.columns, (normalized(spec),)))
-    return target.backend == "cuda" and spec.columns >= _LEAST_OF_MORE and not is_head
 
 
 def _fits_subgroup(spec: NormSpec, target: Target, vector: int, way: tuple[int, int]) -> bool:
     """Whether a row with a mean stays in a subgroup, in accesses that are not narrow."""
     (chunks, threads), lanes = way, target.subgroup_size
     most = _ELEMENTS_OF_SUBGROUP.get(bytes_of(normalized(spec)), 0)
-    is_known = _is_known(spec, target, vector) and not _is_slow(spec, vector)
+    may_fit = is_known(spec, target, vector) and not is_slow(spec, vector)
     # Half a subgroup, only where the widest accesses divide a row: else 508 columns in bf16 went
     # from 95 % of the ceiling to 92.
     is_whole = threads == lanes or spec.columns % widest_access((normalized(spec),)) == 0
     fits = threads <= lanes and chunks * vector <= most
-    return spec.family.centres and is_known and is_whole and fits
+    return spec.family.centres and may_fit and is_whole and fits
 
 
 def _shared_out(spec: NormSpec, target: Target, vector: int) -> tuple[int, int] | None:
@@ -304,84 +284,36 @@ def _shared_out(spec: NormSpec, target: Target, vector: int) -> tuple[int, int] 
     """
     size, vectors = bytes_of(normalized(spec)), spec.columns // vector
     lanes, centres = target.subgroup_size, spec.family.centres
-    most, is_slow = most_elements(spec), _is_slow(spec, vector)
+    most, in_narrow_accesses = most_elements(spec), is_slow(spec, vector)
     ways = []
     for chunks in range(_FEWEST_CHUNKS, most // vector + 1):
         threads = threads_of_row(-(-vectors // chunks), lanes, vectors)
         most_threads = _THREADS
-        if size < WORD_BYTES and (chunks + 1) * vector <= most and not is_slow:
+        if size < WORD_BYTES and (chunks + 1) * vector <= most and not in_narrow_accesses:
             most_threads = _CENTRED_THREADS if centres else _NARROW_THREADS
         if threads <= most_threads:
             ways.append((-(-vectors // threads), threads))
     if not ways:
         return None
     least = min(chunks * threads for chunks, threads in ways)
-    has_more = _has_more(spec, target)
-    of_slow = _MORE_OF_NARROW_ACCESSES[centres] if has_more else _ELEMENTS_OF_NARROW_ACCESSES
+    of_slow = (
+        _MORE_OF_NARROW_ACCESSES[centres]
+        if has_more(spec, target)
+        else _ELEMENTS_OF_NARROW_ACCESSES
+    )
 
     def misses(way: tuple[int, int]) -> float:
         if _fits_subgroup(spec, target, vector, way):
             return -way[0]
-        usual = _HEAD_ELEMENTS[size] if _is_head(spec, vector) else _ELEMENTS[size]
-        usual = _ELEMENTS_OF_SETS[size] if _has_sets(spec, vector) else usual
-        best = of_slow if is_slow else usual
+        usual = HEAD_ELEMENTS[size] if is_head(spec, vector) else _ELEMENTS[size]
+        usual = ELEMENTS_OF_SETS[size] if has_sets(spec, vector) else usual
+        best = of_slow if in_narrow_accesses else usual
         return abs(math.log2(way[0] * vector / best))
 
     is_halved = vector < widest_vector(spec.columns, (normalized(spec),))
     idle = _IDLE_OF_HALVED if is_halved else _IDLE[size]
-    idle = _IDLE_OF_SETS if _has_known_sets(spec, target, vector) else idle
+    idle = IDLE_OF_SETS if has_known_sets(spec, target, vector) else idle
     return min((way for way in ways if math.prod(way) <= idle * least), key=misses)
-
-
-def _is_slow(spec: NormSpec, vector: int) -> bool:
-    """Whether accesses are so narrow that their number decides."""
-    return vector * bytes_of(normalized(spec)) <= WORD_BYTES
-
-
-def _has_sets(spec: NormSpec, vector: int) -> bool:
-    """Whether a forward's weight has sets, and its rows are as those that were measured."""
-    is_one = spec.weight_sets and not spec.family.is_backward and spec.gate is None
-    is_known = bytes_of(normalized(spec)) in _ELEMENTS_OF_SETS and not _is_slow(spec, vector)
-    return is_one and is_known and not _is_head(spec, vector)
-
-
-def _has_known_sets(spec: NormSpec, target: Target, vector: int) -> bool:
-    """Whether they are of 16 bits, which were measured in more ways."""
-    is_narrow = bytes_of(normalized(spec)) < WORD_BYTES
-    return _has_sets(spec, vector) and is_narrow and _has_more(spec, target)
-
-
-def _is_known(spec: NormSpec, target: Target, vector: int) -> bool:
-    """Whether other ways to share out such rows were measured."""
-    if _has_sets(spec, vector):
-        return _has_known_sets(spec, target, vector)
-    return _has_more(spec, target)
-
-
-def _registers_of_sets(spec: NormSpec, target: Target, vector: int, way: tuple[int, int]) -> int:
-    """Registers of a thread, of rows whose weight is their set's."""
-    (chunks, threads), lanes = way, target.subgroup_size
-    elements, in_subgroup = chunks * vector, threads <= lanes
-    as_needed = _REGISTERS_OF_SETS[bytes_of(normalized(spec))] + 2 * elements
-    if not _has_known_sets(spec, target, vector):
-        more = _MORE_REGISTERS_OF_SUBGROUP if in_subgroup else 0
-        return max(as_needed, _LEAST_REGISTERS_OF_SETS) + more
-    beside = max(0, bytes_of_weights(spec) - _BYTES_OF_SETS)
-    if spec.has(RESIDUAL):
-        beside += itemsize(spec, Element.RESIDUAL)
-    known = _REGISTERS_ACROSS_SUBGROUPS.items()
-    usual = next((most for least, most in known if elements <= least), as_needed)
-    if in_subgroup:
-        usual = _REGISTERS_IN_SUBGROUP[_packs(spec, target, vector, way)]
-    return usual + beside * elements // WORD_BYTES
-
-
-def _is_head(spec: NormSpec, vector: int) -> bool:
-    """Whether rows are as narrow as those of a head, in wide accesses, and fill some threads."""
-    elements = _HEAD_ELEMENTS.get(bytes_of(normalized(spec)))
-    if elements is None or _is_slow(spec, vector):
-        return False
-    return _LEAST_THREADS * elements <= spec.columns <= _HEAD_COLUMNS
 
 
 def threads_of_row(least: int, lanes: int, vectors: int) -> int:
@@ -392,7 +324,7 @@ def threads_of_row(least: int, lanes: int, vectors: int) -> int:
         lanes: Threads of a subgroup.
         vectors: Accesses of the row.
     """
-    threads = max(FEWEST_THREADS, min(_LEAST_THREADS, vectors), least)
+    threads = max(FEWEST_THREADS, min(LEAST_THREADS, vectors), least)
     return 1 << (threads - 1).bit_length() if threads <= lanes else -(-threads // lanes) * lanes
 
 

@@ -10,7 +10,7 @@ from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import MORE_GRAD_OUTPUTS, Element
 from iree_lnbwd.ops.sets import LEAST_RUN
 from iree_lnbwd.ops.spec import NormSpec
-from iree_lnbwd.schedules.elements import WHOLE_LINES
+from iree_lnbwd.schedules.elements import HEAD_COLUMNS, WHOLE_LINES
 from iree_lnbwd.schedules.few_rows import FewRows
 from iree_lnbwd.schedules.ir_types import (
     beside_dy,
@@ -29,7 +29,6 @@ _PAST_L1_BYTES = 16  # that a copy must have to pass the L1 cache (PTX ISA, "cp.
 _SECTOR_BYTES = 32  # that the L2 cache reads and writes together
 BULK_BYTES = 16  # that bulk copies are multiples of (PTX ISA, "cp.async.bulk")
 _POST_BYTES = 8
-_MOST_OF_HEADS = 256  # columns
 _UNSENT_THREADS = 256
 _UNSENT_WORDS = 4 * _UNSENT_THREADS  # of a workgroup: a rule of thumb
 LINE_BYTES = 128  # that the L2 cache keeps together, and bulk copies are aligned by
@@ -390,12 +389,12 @@ class OnePassNumbers:
         """Whether rows that threads copy leave the L2 cache late, and bring whole lines along.
 
         With sets of weights, workgroups read many places of memory at once. Modulated backwards in
-        bf16 took up to 4 % less time so, and RMS norms of 72 columns 4 % more (H200). Heads have up
-        to 256 columns. Copies past the L1 cache were not measured.
+        bf16 took up to 4 % less time so, and RMS norms of 72 columns 4 % more (H200). Copies past
+        the L1 cache were not measured.
         """
         past_l1 = (self.past_l1(spec.columns * size, size) for size in _copied_sizes(spec))
         copies = self.slots > 0 and not self.bulk and not any(past_l1)
-        is_wider = spec.weight_sets and spec.columns > _MOST_OF_HEADS
+        is_wider = spec.weight_sets and spec.columns > HEAD_COLUMNS
         return is_wider and copies and target.has_cache_policies
 
     def _needs_l1(self, spec: NormSpec) -> bool:
