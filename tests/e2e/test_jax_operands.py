@@ -131,10 +131,14 @@ def test_other_options_of_the_same_arrays(by: str) -> None:
         np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def loss(x: Any, weight: Any, bias: Any, **options: Any) -> Any:
+def addends(x: Any, weight: Any, bias: Any, **options: Any) -> list[Any]:
     out = lnbwd.layer_norm(x, COLUMNS, weight, bias, gate=jnp.cos(x), **options)
     used = lnbwd.rms_norm(out, COLUMNS, weight, uses=3, rows_per_set=options["rows_per_set"])
-    return sum((each**power).sum() for power, each in zip((1, 2, 3), used, strict=True))
+    return [each**power for power, each in zip((1, 2, 3), used, strict=True)]
+
+
+def loss(*arrays: Any, **options: Any) -> Any:
+    return sum(each.sum() for each in addends(*arrays, **options))
 
 
 @pytest.mark.parametrize(("rows_per_set", "gate_first"), [(1, False), (2, True)])
@@ -192,14 +196,16 @@ def test_batches(axes: tuple[int | None, ...], rows: int, by: str) -> None:
     step = jax.jit(jax.value_and_grad(functools.partial(loss, rows_per_set=2), (0, 1, 2)))
     found = jax.jit(jax.vmap(step, axes))(*batches)
     for at in range(2):
-        alone = step(
-            *(
-                each if axis is None else np.take(each, at, axis)
-                for each, axis in zip(batches, axes, strict=True)
-            )
-        )
-        for mine, other in zip(*map(jax.tree.leaves, (found, alone)), strict=True):
-            scale = np.abs(other).max()
+        arrays = [
+            each if axis is None else np.take(each, at, axis)
+            for each, axis in zip(batches, axes, strict=True)
+        ]
+        alone, *gradients = jax.tree.leaves(step(*arrays))
+        # A loss may be near zero, and errors are parts of what is added.
+        added = sum(np.abs(each).sum() for each in addends(*arrays, rows_per_set=2))
+        scales = (added, *(np.abs(each).max() for each in gradients))
+        others = (alone, *gradients)
+        for mine, other, scale in zip(jax.tree.leaves(found), others, scales, strict=True):
             np.testing.assert_allclose(mine[at] / scale, other / scale, atol=2e-5)
 
 
