@@ -15,6 +15,8 @@
 !two_words = vector<4xbf16>
 !four_words = vector<8xbf16>
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
+
+func.func private @address_of_it(!rows, index, index) -> !pointer
 // End of what is replaced.
 
 // Of an element in rows. LLVM takes the constant part of such an address into the load: a thread's chunks
