@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from iree_lnbwd.errors import shown
 
-# Rows of a long run of neighbours that have one set, at least. The rows of such a set are walked
-# over by themselves: in more waves, which have fewer sets together, and by all teams of a
-# workgroup. Heads, whose runs are of one row, took 4 to 7 % longer in two waves (H200).
+# Rows of a long run of neighbours that have one set, at least. Then workgroups may come in more
+# waves, each with fewer sets, and all teams of a workgroup have one set. Heads, whose runs are of
+# one row, took 4 to 7 % longer in two waves (H200).
 LEAST_RUN = 64
 
 

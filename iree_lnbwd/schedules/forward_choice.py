@@ -45,7 +45,8 @@ from iree_lnbwd.schedules.shifted_choice import choose_shifted
 # Elements of a row that a thread has at best, by their bytes.
 _ELEMENTS = {2: 22, 4: 8, 8: 8}
 _ELEMENTS_OF_NARROW_ACCESSES = 10  # of 4 bytes or less
-# Likewise, of rows that have more of these, with a mean and without (`LEAST_OF_MORE`).
+# Likewise, of rows that have more of these, with a mean and without. This and what follows about
+# subgroups is from the schedules that `LEAST_OF_MORE` is from.
 _MORE_OF_NARROW_ACCESSES = {True: 14, False: 12}
 # Where a subgroup keeps a whole row with a mean, no sum goes through shared memory: elements of its
 # threads at most, by their bytes.

@@ -187,10 +187,11 @@ class OnePassNumbers:
     def teams(self, spec: NormSpec, target: Target) -> int:
         """Teams of a workgroup's subgroups, which have neighbouring sets of weights.
 
-        In a call whose sets have long runs of rows, they have one set (`LEAST_RUN`). There are as
-        many teams as it takes rows to fill whole pieces of memory. Kernels count them in 32 bits.
-        More than those have would be of a billion sets, whose rows and weights no GPU has room
-        for, unless rows are less than such a piece: these take no teams.
+        A call whose sets have long runs of rows gives all teams of a workgroup one set
+        (`LEAST_RUN`). There are as many teams as it takes rows to fill whole pieces of memory.
+        Kernels count them in 32 bits. More than those have would be of a billion sets, whose rows
+        and weights no GPU has room for, unless rows are less than such a piece: these take no
+        teams.
         """
         row = spec.columns * itemsize(spec, Element.X)
         is_known = spec.weight_sets and target.backend == "cuda" and row >= _MEMORY_BYTES
