@@ -4,8 +4,8 @@
 // Where a row ends within a line of memory, a set's rows would bring parts of its neighbours' rows with them, and only the
 // caches could keep these until others need them. So the subgroups of a workgroup are teams there: each team stays in one
 // set, and neighbouring teams in neighbouring sets, so that rows that are side by side in memory are walked over together.
-// Where a set has long runs of rows, those are its own: neighbouring teams have the same set. Subgroup s is of team s mod
-// #teams.
+// Where a set has long runs of rows, those are its own: all teams of a workgroup have one set, and one partial row. Subgroup s
+// is of team s mod #teams.
 //
 // From one step to the next, k grows by the same number. So the walk divides before its first step alone. It knows the rows
 // of some steps (#known_rows): of this one, and of those that are fetched ahead, or whose statistics are.
@@ -74,8 +74,7 @@ func.func private @place_in_sets(%all: index, %id: index, %team: i32, %sets: i32
   %walkers = arith.divui %all_teams, %sets : i32
   %teams_before = arith.muli %workgroup, %teams_i32 : i32
   %own = arith.addi %teams_before, %team : i32
-  %least_run = arith.constant #least_run
-  %has_short_runs = arith.cmpi ult, %rows_per_set, %least_run : i32
+  %has_short_runs = func.call @has_short_runs(%rows_per_set) : (i32) -> i1
   %set_by_set = arith.andi %has_teams, %has_short_runs : i1
   %set, %walker = scf.if %set_by_set -> (i32, i32) {
     %team_set = arith.remui %own, %sets : i32
@@ -87,6 +86,12 @@ func.func private @place_in_sets(%all: index, %id: index, %team: i32, %sets: i32
     scf.yield %own_set, %own_walker : i32, i32
   }
   return %set, %walker, %walkers : i32, i32, i32
+}
+
+func.func private @has_short_runs(%rows_per_set: i32) -> i1 {
+  %least_run = arith.constant #least_run
+  %are_short = arith.cmpi ult, %rows_per_set, %least_run : i32
+  return %are_short : i1
 }
 
 // Of the subgroup. The shuffle tells ptxas that all lanes have the same.
@@ -128,13 +133,26 @@ func.func private @team_walk(%walker: i32, %walkers: i32, %group_first: i32) -> 
   return %k, %stride : i32, i32
 }
 
-// Which partial row has the sums of a workgroup's team. Those of a set are neighbours.
+// Partial rows of a workgroup: one for each set that its teams have.
+func.func private @count_partial_rows(%thread: !thread) -> index {
+  %c1 = arith.constant 1 : index
+  %teams = arith.constant #teams
+  %rows_per_set = func.call @run_rows(%thread) : (!thread) -> i32
+  %has_short_runs = func.call @has_short_runs(%rows_per_set) : (i32) -> i1
+  %count = arith.select %has_short_runs, %teams, %c1 : index
+  return %count : index
+}
+
+// Which partial row has the sums of a workgroup's team, or of all its teams if they have one set. Those of a set are
+// neighbours.
 func.func private @partial_row(%thread: !thread, %workgroup: index, %team: index) -> index {
   %has_teams = func.call @has_teams() : () -> i1
-  %row = scf.if %has_teams -> index {
+  %rows_per_set_i32 = func.call @run_rows(%thread) : (!thread) -> i32
+  %has_short_runs = func.call @has_short_runs(%rows_per_set_i32) : (i32) -> i1
+  %set_by_set = arith.andi %has_teams, %has_short_runs : i1
+  %row = scf.if %set_by_set -> (index) {
     %sets = vector.extract %thread[10] : index from !thread
     %sets_i32 = arith.index_castui %sets : index to i32
-    %rows_per_set_i32 = func.call @run_rows(%thread) : (!thread) -> i32
     %team_i32 = arith.index_castui %team : index to i32
     %all = hal.interface.workgroup.count[0] : index
     %set, %walker, %walkers = func.call @place_in_sets(%all, %workgroup, %team_i32, %sets_i32, %rows_per_set_i32)

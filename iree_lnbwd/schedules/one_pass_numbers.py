@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import MORE_GRAD_OUTPUTS, Element
-from iree_lnbwd.ops.sets import LEAST_RUN
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.elements import HEAD_COLUMNS, WHOLE_LINES
 from iree_lnbwd.schedules.few_rows import FewRows
@@ -179,7 +178,6 @@ class OnePassNumbers:
         """The rows that a walk over a set of them knows (``ir/parts/set_rows.mlir``)."""
         return {
             "#known_rows": f"{self.known_rows} : index",
-            "#least_run": f"{LEAST_RUN} : i32",
             "!walk": private(f"{self.known_rows + 2}xi32"),
             "!set_step": "vector<3xi32>",
         }
@@ -188,7 +186,8 @@ class OnePassNumbers:
         """Teams of a workgroup's subgroups, which have neighbouring sets of weights.
 
         A call whose sets have long runs of rows gives all teams of a workgroup one set
-        (`LEAST_RUN`). There are as many teams as it takes rows to fill whole pieces of memory.
+        (`LEAST_RUN` of `iree_lnbwd.ops.sets`). There are as many teams as it takes rows to fill
+        whole pieces of memory.
         Kernels count them in 32 bits. More than those have would be of a billion sets, whose rows
         and weights no GPU has room for, unless rows are less than such a piece: these take no
         teams.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from iree_lnbwd.hardware.targets import Target
+from iree_lnbwd.ops.sets import LEAST_RUN
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.ir_types import chunk_types, flag, kernel, shared, totals
 from iree_lnbwd.schedules.rules import WritesPartialRows, finalize_cells, finalize_threads
@@ -27,6 +28,7 @@ def partial_rows(schedule: WritesPartialRows, spec: NormSpec, target: Target) ->
         "!slices": shared(f"{schedule.finalize_slices}x{schedule.finalize_columns}x!acc"),
         "!shares": f"vector<{schedule.finalize_slices}x{cells}x!acc>",
         "#teams": f"{teams} : index",
+        "#least_run": f"{LEAST_RUN} : i32",
         "!acc_pn": f"tensor<{count}x{teams * cols}x!acc>",
         "!warp_sums": f"vector<{schedule.warps}x2x!acc>",
         **chunk_types(spec, vector),

@@ -21,10 +21,9 @@ _ALONE = 1.5  # where a multiprocessor has one workgroup, nothing runs while the
 def rows_of_wave(one: OnePass, spec: NormSpec, target: Target) -> int | None:
     """Rows that a wave of workgroups walks over, about; None if one wave walks over all.
 
-    Nothing of AMD's was measured, and no wave of teams: these are for sets whose rows are
-    neighbours.
+    Nothing of AMD's was measured.
     """
-    if not spec.weight_sets or target.backend != "cuda" or one.teams(spec, target) > 1:
+    if not spec.weight_sets or target.backend != "cuda":
         return None
     column_bytes = sum(row_bytes(spec))
     by_bytes = _WAVE_BYTES / (column_bytes * spec.columns)

@@ -1,6 +1,6 @@
 // A workgroup's sums of columns to its partial rows of dgamma and dbeta, where it has several groups. The sums of all
 // groups are added up to one partial row, for dgamma, for dbeta and, where its sum is asked for, for dx, in the shared
-// memory that held rows of dy. Each team of groups has a row of its own (parts/set_rows.mlir).
+// memory that held rows of dy. Teams of groups that have sets of their own have rows of their own (parts/set_rows.mlir).
 
 // What a NormSpec and a Schedule decide.
 !acc = f32
@@ -9,7 +9,6 @@
 #chunks = 1 : index
 #threads = 512 : index
 #groups = 1 : index
-#teams = 1 : index
 #sums_dbeta = true
 !acc_rows = memref<?x4096x!acc, #hal.descriptor_type<storage_buffer>>
 !dy_bytes = memref<24576xi8, #gpu.address_space<workgroup>>
@@ -27,6 +26,7 @@ func.func private @my_shift(!thread) -> index
 func.func private @column(index, !thread) -> (index, i1)
 func.func private @span(index, index, index) -> (index, index)
 func.func private @is_within(index, index, index) -> i1
+// with sets: func.func private @count_partial_rows(!thread) -> index
 // with sets: func.func private @partial_row(!thread, index, index) -> index
 // End of what is replaced.
 
@@ -87,7 +87,7 @@ func.func private @store_partial_row(%thread: !thread, %workgroup: index, %dgamm
     } {llvm.loop_annotation = #unrolled}
     gpu.barrier
     %teams = arith.constant 1 : index  // without sets
-    // with sets: %teams = arith.constant #teams
+    // with sets: %teams = func.call @count_partial_rows(%thread) : (!thread) -> index
     %neighbours = func.call @subgroup_groups() : () -> index
     %team_groups = arith.divui %groups, %teams : index
     scf.for %team = %c0 to %teams step %c1 {
