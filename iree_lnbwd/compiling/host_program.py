@@ -27,6 +27,10 @@ from iree_lnbwd.ops.operands import (
 from iree_lnbwd.ops.sets import LEAST_RUN, Sets
 from iree_lnbwd.ops.spec import MOST_ROWS, NormSpec
 from iree_lnbwd.vmfb.counts import (
+    IDLE,
+    MOST_COST,
+    NEAR,
+    PARTIAL,
     SETS_NUMBERS,
     WAVES,
     Count,
@@ -39,7 +43,6 @@ from iree_lnbwd.vmfb.counts import (
     Shares,
     StridesNumber,
     least_busy,
-    most_rows,
 )
 from iree_lnbwd.vmfb.launches import KERNELS, LaunchPlans, Plan, PlannedLaunch
 from iree_lnbwd.vmfb.raw_interface import storage_name
@@ -536,20 +539,35 @@ def _of_all_sets(plan: Plan, suffix: str) -> tuple[list[str], dict[Count, str]]:
 
 
 def _each_set(count: RowCount, name: str) -> list[str]:
-    """The lines that compute `of_each_set`: from the last wave on, as the first takes precedence.
+    """The lines that compute `of_each_set`.
 
     Args:
         count: Of workgroups; its upper bound is how many run at once.
         name: A new symbol, for how many each set has at most.
     """
-    at_once, wave = count.most, count.wave if isinstance(count, CountInWaves) else None
+    at_once = count.most
     assert at_once is not None, count
-    lines = [f"{name}_once = arith.constant {at_once} : index"]
-    if wave is not None:
+    lines, found = _of_busy_waves(at_once, f"{name}_busy")
+    if isinstance(count, CountInWaves):
+        more, cheap = _of_least_cost(at_once, count.lost, f"{name}_cheap")
         lines += [
+            *more,
             f"{name}_run = arith.constant {LEAST_RUN} : index",
-            f"{name}_no_runs = arith.cmpi ult, %{_OF_SETS['rows_per_set']}, {name}_run : index",
+            f"{name}_has_runs = arith.cmpi uge, %{_OF_SETS['rows_per_set']}, {name}_run : index",
+            f"{name}_found = arith.select {name}_has_runs, {cheap}, {found} : index",
         ]
+        found = f"{name}_found"
+    return [
+        *lines,
+        f"{name}_once = arith.constant {at_once} : index",
+        f"{name}_or_one = arith.maxui {found}, %c1 : index",
+        f"{name} = arith.minui {name}_or_one, {name}_once : index",
+    ]
+
+
+def _of_busy_waves(at_once: int, name: str) -> tuple[list[str], str]:
+    """For the first busy wave: from the last one on, as the first takes precedence."""
+    lines: list[str] = []
     found = ""
     for waves in reversed(WAVES):
         each, work = f"{name}_in_{waves}", f"{name}_of_{waves}"
@@ -562,23 +580,46 @@ def _each_set(count: RowCount, name: str) -> list[str]:
                 f"{work}_least = arith.constant {least_busy(waves * at_once)} : index",
                 f"{work}_busy = arith.muli {each}, %g : index",
                 f"{work}_do = arith.cmpi uge, {work}_busy, {work}_least : index",
+                f"{each}_or_more = arith.select {work}_do, {each}, {found} : index",
             ]
-            does = f"{work}_do"
-            if wave is not None:
-                lines += [
-                    f"{work}_rows = arith.constant {most_rows(waves, wave)} : index",
-                    f"{work}_few = arith.cmpi ule, %m, {work}_rows : index",
-                    f"{work}_are_few = arith.ori {work}_few, {name}_no_runs : i1",
-                    f"{work}_suffice = arith.andi {does}, {work}_are_few : i1",
-                ]
-                does = f"{work}_suffice"
-            lines.append(f"{each}_or_more = arith.select {does}, {each}, {found} : index")
         found = f"{each}_or_more" if found else each
-    return [
-        *lines,
-        f"{name}_or_one = arith.maxui {found}, %c1 : index",
-        f"{name} = arith.minui {name}_or_one, {name}_once : index",
+    return lines, found
+
+
+def _of_least_cost(at_once: int, lost: int, name: str) -> tuple[list[str], str]:
+    """For the waves that cost the least."""
+    found, least = "%c0", f"{name}_most"
+    lines = [
+        f"{least} = arith.constant {MOST_COST} : index",
+        f"{name}_lost = arith.constant {PARTIAL * lost} : index",
+        f"{name}_whole = arith.constant {IDLE} : index",
     ]
+    for waves, near in enumerate(NEAR, 1):
+        each, cost, is_less = (f"{name}_{what}_{waves}" for what in ("in", "cost", "is_less"))
+        lines += [
+            f"{each}_places = arith.constant {waves * at_once} : index",
+            f"{each}_waves = arith.constant {waves} : index",
+            f"{each}_near = arith.constant {near} : index",
+            f"{each} = arith.divui {each}_places, %g : index",
+            f"{each}_have = arith.cmpi uge, {each}, %c1 : index",
+            f"{each}_are_few = arith.cmpi ule, {each}_waves, %g : index",
+            f"{each}_do = arith.andi {each}_have, {each}_are_few : i1",
+            f"{each}_all = arith.muli {each}, %g : index",
+            f"{each}_all_or_one = arith.maxui {each}_all, %c1 : index",
+            f"{each}_free = arith.subi {each}_places, {each}_all : index",
+            f"{each}_free_whole = arith.muli {each}_free, {name}_whole : index",
+            f"{each}_idle = arith.divui {each}_free_whole, {each}_all_or_one : index",
+            f"{each}_partial = arith.muli {each}_all, {name}_lost : index",
+            f"{each}_partials = arith.divui {each}_partial, %m_or_one : index",
+            f"{each}_both = arith.addi {each}_idle, {each}_partials : index",
+            f"{cost} = arith.subi {each}_both, {each}_near : index",
+            f"{cost}_less = arith.cmpi slt, {cost}, {least} : index",
+            f"{is_less} = arith.andi {cost}_less, {each}_do : i1",
+            f"{cost}_least = arith.select {is_less}, {cost}, {least} : index",
+            f"{each}_found = arith.select {is_less}, {each}, {found} : index",
+        ]
+        found, least = f"{each}_found", f"{cost}_least"
+    return lines, found
 
 
 def _layout(spec: NormSpec, launch: PlannedLaunch) -> str:

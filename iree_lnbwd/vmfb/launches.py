@@ -58,7 +58,7 @@ from iree_lnbwd.schedules import (
     forms,
     most_few_rows,
 )
-from iree_lnbwd.schedules.set_waves import rows_of_wave
+from iree_lnbwd.schedules.set_waves import cost_of_partial_row
 from iree_lnbwd.vmfb.counts import (
     DIVISOR_NUMBERS,
     MOST_COUNT,
@@ -364,8 +364,8 @@ def _of_partial_rows(spec: NormSpec, target: Target, form: OnePass | TwoPass | R
     partial_rows: Plain
     if isinstance(form, OnePass):
         partial_rows = walkers = RowCount(form.groups, form.workgroups)
-        if (wave := rows_of_wave(form, spec, target)) is not None:
-            partial_rows = walkers = CountInWaves(form.groups, form.workgroups, wave=wave)
+        if (lost := cost_of_partial_row(form, spec, target)) is not None:
+            partial_rows = walkers = CountInWaves(form.groups, form.workgroups, lost=lost)
         walk, axes = _ROWS, (_of_sets(spec, walkers), form.cluster)
         if form.posts:
             axes = (form.cluster, walkers)

@@ -21,7 +21,7 @@ from iree_lnbwd.schedules import FewRows, OnePass, set_waves
 from iree_lnbwd.verification import host_calls, matrix
 from iree_lnbwd.verification.emulated_norm import EmulatedNorm
 from iree_lnbwd.vmfb import inspection
-from iree_lnbwd.vmfb.counts import WAVES, CountInWaves, RowCount, count_of, most_rows, of_each_set
+from iree_lnbwd.vmfb.counts import CountInWaves, RowCount, count_of, of_each_set
 from iree_lnbwd.vmfb.description import describe
 from iree_lnbwd.vmfb.executables import exports
 
@@ -204,24 +204,31 @@ def test_each_set_has_its_share_of_the_workgroups() -> None:
         *((132, 48, 5), (132, 100, 5), (132, 140, 7), (132, 256, 1), (132, 9999, 1)),
         *((264, 32, 8), (5, 3, 3), (5, 6, 3), (1, 1, 1), (1, 7, 1)),
     ):
-        plain, in_waves = RowCount(most=at_once), CountInWaves(most=at_once, wave=100)
+        plain, in_waves = RowCount(most=at_once), CountInWaves(most=at_once, lost=3667)
         assert of_each_set(plain, Sets(sets, 256), 10**6) == each, (at_once, sets)
         assert of_each_set(in_waves, Sets(sets, 1), 10**6) == each, (at_once, sets)
-        assert of_each_set(in_waves, Sets(sets, 256), 150) == each, (at_once, sets)
     for at_once in (1, 5, 60, 132, 304):
         assert all(
-            1 <= of_each_set(CountInWaves(1, at_once, 0, wave), Sets(sets, 64), 10**5) <= at_once
+            1 <= of_each_set(CountInWaves(1, at_once, 0, lost), Sets(sets, 64), rows) <= at_once
             for sets in range(1, 3000)
-            for wave in (10, 30_000, 10**6)
+            for rows in (1, 10**5)
+            for lost in (1, 3667, 10**6)
         )
 
 
 @pytest.mark.parametrize(
-    ("rows", "waves"), [(150, 1), (151, 2), (300, 2), (301, 4), (600, 4), (601, 8), (10**6, 8)]
+    ("at_once", "sets", "rows", "lost", "each"),
+    [
+        *((396, 78, 79872, 3667, 5), (396, 93, 95232, 3667, 4), (264, 37, 37888, 3667, 7)),
+        *((264, 54, 55296, 3667, 9), (256, 256, 262144, 3667, 3), (256, 4, 4096, 3667, 64)),
+        *((132, 128, 131072, 1833, 6), (132, 1, 10**7, 3667, 132), (132, 2000, 10**7, 3667, 1)),
+    ],
 )
-def test_many_rows_take_more_waves(rows: int, waves: int) -> None:
-    """A wave has at most one and a half times the rows that it should have, but the last does."""
-    assert of_each_set(CountInWaves(1, 132, 0, 100), Sets(33, 64), rows) == 4 * waves
+def test_long_runs_take_the_waves_that_cost_least(
+    at_once: int, sets: int, rows: int, lost: int, each: int
+) -> None:
+    """One busy wave, or more of them: where one leaves many without a set, and for many rows."""
+    assert of_each_set(CountInWaves(1, at_once, 0, lost), Sets(sets, 64), rows) == each
 
 
 @pytest.mark.drawn
@@ -233,9 +240,8 @@ def test_host_programs_share_out_as_plans_do(columns: int) -> None:
     described = describe(vmfb, source="a module")
     assert isinstance(described.schedule, OnePass)
     assert described.launches is not None
-    wave = set_waves.rows_of_wave(described.schedule, spec, described.target)
-    assert wave is not None
-    more = [most_rows(waves, wave) + past for waves in WAVES for past in (0, 1)]
+    assert set_waves.cost_of_partial_row(described.schedule, spec, described.target) is not None
+    more = (1000, 10_000, 100_000, 1_000_000)
     runs = {1: 64, 2: 64, 7: 63, 48: 64, 100: 64, 140: 64, 300: 3, 5000: 64}
     for given in (Sets(number, run) for number, run in runs.items()):
         for rows, launched in host_calls.asked(vmfb, described, given, more).items():
