@@ -150,10 +150,10 @@ HOSTILE: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "by none": ((1, "kernels", 0, "workgroups", 0, "per"), 0, "workgroups.per: expected an int"),
     "2**63": ((1, "kernels", 0, "workgroups", 0, "most"), 2**63, "workgroups.most: expected an"),
     "none": ((1, "kernels", 0, "workgroups", 1), 0, "workgroups: expected an int from 1"),
-    "a wave of no rows": (
+    "a partial row that costs nothing": (
         (1, "kernels", 0, "workgroups", 0),
-        {"per": 1, "most": 1, "more": 0, "wave": 0},
-        "workgroups.wave: expected an int from 1",
+        {"per": 1, "most": 1, "more": 0, "lost": 0},
+        "workgroups.lost: expected an int from 1",
     ),
     "two axes": ((1, "kernels", 0, "workgroups"), [1, 1], "workgroups: expected 3 counts"),
     "constants": ((1, "kernels", 0, "constants"), [None], "constants: expected an int from 1"),
