@@ -15,8 +15,6 @@
 #width = 32 : index  // columns of a workgroup
 #slices = 16 : index
 #partials_at_once = 1 : index
-#teams = 1 : index  // that a workgroup of one_pass.mlir has, and partial rows as many, where runs of a set's rows are short
-#least_run = 64 : i32  // rows of a long run, at least (parts/set_rows.mlir)
 #sums_dbeta = true   // there is a dbeta
 #finalize_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [512, 1, 1] subgroup_size = 32>
 !acc_rows = memref<?x4096x!acc, #hal.descriptor_type<storage_buffer>>
@@ -55,6 +53,7 @@ hal.executable.source private @finalize {
     // From ir/math/.
     func.func private @round_of_gamma(!cell) -> !gamma_cell
     func.func private @round_of_beta(!cell) -> !beta_cell
+    // with sets: func.func private @count_partial_rows(i32) -> index
     // with totals: func.func private @round_of_total(!cell) -> !total_cell
 
     func.func @finalize() attributes {translation_info = #finalize_kernel, nvvm.minctasm = 3 : i32} {
@@ -73,10 +72,7 @@ hal.executable.source private @finalize {
       %p = arith.index_castui %p_i32 : i32 to index  // without sets
       // with sets: %of_each_workgroup = arith.index_castui %p_i32 : i32 to index
       // with sets: %rows_per_set = hal.interface.constant.load layout(#finalize_layout) ordinal(2) : i32
-      // with sets: %least_run = arith.constant #least_run
-      // with sets: %has_short_runs = arith.cmpi ult, %rows_per_set, %least_run : i32
-      // with sets: %teams = arith.constant #teams
-      // with sets: %each = arith.select %has_short_runs, %teams, %c1 : index
+      // with sets: %each = func.call @count_partial_rows(%rows_per_set) : (i32) -> index
       // with sets: %p = arith.muli %of_each_workgroup, %each : index
       // with sets: %set_width = arith.constant #width
       // with sets: %tiles = arith.ceildivui %n, %set_width : index

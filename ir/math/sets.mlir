@@ -2,7 +2,9 @@
 // set come in runs of rows_per_set neighbours, and from one run to the next it is sets * rows_per_set rows. All numbers
 // here have 32 bits: a GPU divides those of 64 bits slowly.
 
-// What a kernel's declaration decides: nothing.
+// What a NormSpec and a Schedule decide.
+#teams = 1 : index
+#least_run = 64 : i32  // rows of a long run, at least
 // End of what is replaced.
 
 func.func private @row_set(%row: index, %sets: index, %rows_per_set: index) -> index {
@@ -56,4 +58,29 @@ func.func private @count_set_rows(%m: index, %set: index, %sets: index, %rows_pe
   %rows_i32 = arith.addi %in_rounds, %more : i32
   %rows = arith.index_castui %rows_i32 : i32 to index
   return %rows : index
+}
+
+func.func private @has_teams() -> i1 {
+  %c1 = arith.constant 1 : index
+  %teams = arith.constant #teams
+  %are_several = arith.cmpi ne, %teams, %c1 : index
+  return %are_several : i1
+}
+
+// Whether the teams of a workgroup (parts/set_rows.mlir) have sets of their own: where runs of a set's rows are short.
+func.func private @teams_have_sets(%rows_per_set: i32) -> i1 {
+  %has_teams = func.call @has_teams() : () -> i1
+  %least_run = arith.constant #least_run
+  %has_short_runs = arith.cmpi ult, %rows_per_set, %least_run : i32
+  %do = arith.andi %has_teams, %has_short_runs : i1
+  return %do : i1
+}
+
+// Partial rows of a workgroup: one for each set that it has.
+func.func private @count_partial_rows(%rows_per_set: i32) -> index {
+  %c1 = arith.constant 1 : index
+  %teams = arith.constant #teams
+  %several = func.call @teams_have_sets(%rows_per_set) : (i32) -> i1
+  %count = arith.select %several, %teams, %c1 : index
+  return %count : index
 }

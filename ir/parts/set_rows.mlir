@@ -13,7 +13,6 @@
 // What a NormSpec and a Schedule decide.
 #known_rows = 3 : index
 #teams = 1 : index
-#least_run = 64 : i32  // rows of a long run, at least
 #groups = 1 : index
 #threads = 512 : index
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
@@ -21,18 +20,13 @@
 !walk = memref<5xi32, #gpu.address_space<private>>  // the rows of some steps, and where the last of them is (@place_last)
 !set_step = vector<3xi32>  // from one row of the walk to the next (@set_step)
 
+func.func private @has_teams() -> i1
+func.func private @teams_have_sets(i32) -> i1
 func.func private @set_row(index, index, index, index) -> index
 func.func private @count_set_rows(index, index, index, index) -> index
 func.func private @subgroup_i32() -> i32
 func.func private @subgroup_groups() -> index
 // End of what is replaced.
-
-func.func private @has_teams() -> i1 {
-  %c1 = arith.constant 1 : index
-  %teams = arith.constant #teams
-  %are_several = arith.cmpi ne, %teams, %c1 : index
-  return %are_several : i1
-}
 
 func.func private @teams_i32() -> i32 {
   %teams = arith.constant #teams
@@ -66,7 +60,6 @@ func.func private @team_set(%m: index, %sets_i32: i32, %rows_per_set_i32: i32) -
 
 // The set of a workgroup's team, which of the set's teams that is, and of how many.
 func.func private @place_in_sets(%all: index, %id: index, %team: i32, %sets: i32, %rows_per_set: i32) -> (i32, i32, i32) {
-  %has_teams = func.call @has_teams() : () -> i1
   %teams_i32 = func.call @teams_i32() : () -> i32
   %all_i32 = arith.index_castui %all : index to i32
   %workgroup = arith.index_castui %id : index to i32
@@ -74,8 +67,7 @@ func.func private @place_in_sets(%all: index, %id: index, %team: i32, %sets: i32
   %walkers = arith.divui %all_teams, %sets : i32
   %teams_before = arith.muli %workgroup, %teams_i32 : i32
   %own = arith.addi %teams_before, %team : i32
-  %has_short_runs = func.call @has_short_runs(%rows_per_set) : (i32) -> i1
-  %set_by_set = arith.andi %has_teams, %has_short_runs : i1
+  %set_by_set = func.call @teams_have_sets(%rows_per_set) : (i32) -> i1
   %set, %walker = scf.if %set_by_set -> (i32, i32) {
     %team_set = arith.remui %own, %sets : i32
     %team_walker = arith.divui %own, %sets : i32
@@ -86,12 +78,6 @@ func.func private @place_in_sets(%all: index, %id: index, %team: i32, %sets: i32
     scf.yield %own_set, %own_walker : i32, i32
   }
   return %set, %walker, %walkers : i32, i32, i32
-}
-
-func.func private @has_short_runs(%rows_per_set: i32) -> i1 {
-  %least_run = arith.constant #least_run
-  %are_short = arith.cmpi ult, %rows_per_set, %least_run : i32
-  return %are_short : i1
 }
 
 // Of the subgroup. The shuffle tells ptxas that all lanes have the same.
@@ -133,24 +119,12 @@ func.func private @team_walk(%walker: i32, %walkers: i32, %group_first: i32) -> 
   return %k, %stride : i32, i32
 }
 
-// Partial rows of a workgroup: one for each set that its teams have.
-func.func private @count_partial_rows(%thread: !thread) -> index {
-  %c1 = arith.constant 1 : index
-  %teams = arith.constant #teams
-  %rows_per_set = func.call @run_rows(%thread) : (!thread) -> i32
-  %has_short_runs = func.call @has_short_runs(%rows_per_set) : (i32) -> i1
-  %count = arith.select %has_short_runs, %teams, %c1 : index
-  return %count : index
-}
-
 // Which partial row has the sums of a workgroup's team, or of all its teams if they have one set. Those of a set are
 // neighbours.
 func.func private @partial_row(%thread: !thread, %workgroup: index, %team: index) -> index {
-  %has_teams = func.call @has_teams() : () -> i1
   %rows_per_set_i32 = func.call @run_rows(%thread) : (!thread) -> i32
-  %has_short_runs = func.call @has_short_runs(%rows_per_set_i32) : (i32) -> i1
-  %set_by_set = arith.andi %has_teams, %has_short_runs : i1
-  %row = scf.if %set_by_set -> (index) {
+  %set_by_set = func.call @teams_have_sets(%rows_per_set_i32) : (i32) -> i1
+  %row = scf.if %set_by_set -> index {
     %sets = vector.extract %thread[10] : index from !thread
     %sets_i32 = arith.index_castui %sets : index to i32
     %team_i32 = arith.index_castui %team : index to i32

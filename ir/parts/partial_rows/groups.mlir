@@ -26,7 +26,8 @@ func.func private @my_shift(!thread) -> index
 func.func private @column(index, !thread) -> (index, i1)
 func.func private @span(index, index, index) -> (index, index)
 func.func private @is_within(index, index, index) -> i1
-// with sets: func.func private @count_partial_rows(!thread) -> index
+// with sets: func.func private @run_rows(!thread) -> i32
+// with sets: func.func private @count_partial_rows(i32) -> index
 // with sets: func.func private @partial_row(!thread, index, index) -> index
 // End of what is replaced.
 
@@ -87,7 +88,8 @@ func.func private @store_partial_row(%thread: !thread, %workgroup: index, %dgamm
     } {llvm.loop_annotation = #unrolled}
     gpu.barrier
     %teams = arith.constant 1 : index  // without sets
-    // with sets: %teams = func.call @count_partial_rows(%thread) : (!thread) -> index
+    // with sets: %rows_per_set = func.call @run_rows(%thread) : (!thread) -> i32
+    // with sets: %teams = func.call @count_partial_rows(%rows_per_set) : (i32) -> index
     %neighbours = func.call @subgroup_groups() : () -> index
     %team_groups = arith.divui %groups, %teams : index
     scf.for %team = %c0 to %teams step %c1 {
