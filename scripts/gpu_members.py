@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # PyTorch is only there where they are timed
     from iree_lnbwd.benchmark.gpu_times import Contender
 
 EPS = DEFAULT_EPS
+ELEMENTS = 1 << 26  # of a large tensor, more than any L2 cache holds
 _ROTATED_BYTES = 400_000_000  # several times the L2 cache of any GPU
 _MOST_BUFFERS = 16
 TOKENS = 1024  # of a sample of a DiT of 512 x 512 pixels

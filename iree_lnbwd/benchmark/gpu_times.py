@@ -19,7 +19,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-_OTHER_BYTES = 800_000_000  # many times the L2 cache of any GPU; the host is ahead meanwhile
+OTHER_BYTES = 800_000_000  # many times the L2 cache of any GPU; the host is ahead meanwhile
 _WARMING = 50  # readings of that memory before the first round: 10 ms
 
 Contender = Callable[[int], object]  # calls itself on the i-th set of buffers
@@ -43,7 +43,7 @@ def kernel_times(contenders: Mapping[str, Contender], rounds: int = 15) -> dict[
     the same in every run.
     """
     kernels = {name: _count_kernels(contender) for name, contender in contenders.items()}
-    other = torch.ones(_OTHER_BYTES // 4, device="cuda")
+    other = torch.ones(OTHER_BYTES // 4, device="cuda")
 
     def clean_cache(_: int) -> object:
         return other.sum()

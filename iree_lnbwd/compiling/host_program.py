@@ -592,7 +592,7 @@ def _of_least_cost(at_once: int, lost: int, name: str) -> tuple[list[str], str]:
     lines = [
         f"{least} = arith.constant {MOST_COST} : index",
         f"{name}_lost = arith.constant {PARTIAL * lost} : index",
-        f"{name}_whole = arith.constant {IDLE} : index",
+        f"{name}_idle = arith.constant {IDLE} : index",
     ]
     for waves, near in enumerate(NEAR, 1):
         each, cost, is_less = (f"{name}_{what}_{waves}" for what in ("in", "cost", "is_less"))
@@ -607,8 +607,8 @@ def _of_least_cost(at_once: int, lost: int, name: str) -> tuple[list[str], str]:
             f"{each}_all = arith.muli {each}, %g : index",
             f"{each}_all_or_one = arith.maxui {each}_all, %c1 : index",
             f"{each}_free = arith.subi {each}_places, {each}_all : index",
-            f"{each}_free_whole = arith.muli {each}_free, {name}_whole : index",
-            f"{each}_idle = arith.divui {each}_free_whole, {each}_all_or_one : index",
+            f"{each}_free_cost = arith.muli {each}_free, {name}_idle : index",
+            f"{each}_idle = arith.divui {each}_free_cost, {each}_all_or_one : index",
             f"{each}_partial = arith.muli {each}_all, {name}_lost : index",
             f"{each}_partials = arith.divui {each}_partial, %m_or_one : index",
             f"{each}_both = arith.addi {each}_idle, {each}_partials : index",
