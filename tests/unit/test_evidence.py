@@ -182,6 +182,12 @@ def test_records_of_the_package() -> None:
     assert [not record.device for record in records] == sorted(not r.device for r in records)
 
 
+def test_names_in_records_are_stems_of_files() -> None:
+    """By these, `scripts/emulate stale` finds what a GPU ran."""
+    for record in evidence.records():
+        assert [name for name in record.names if not name.endswith(f"_{record.target}")] == []
+
+
 TARGETS = sorted({record.target for record in evidence.records()})
 
 
