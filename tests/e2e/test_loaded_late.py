@@ -105,5 +105,7 @@ def test_wide_rows_are_chosen_so(columns: int, target: str, spec: NormSpec) -> N
     wide, gpu = replace(spec, normalized_shape=(columns,)), find_target(target)
     how = without_few_rows(wide, gpu)
     assert isinstance(how, OnePass)
-    assert how.loads_late == (columns > 16384 or target == "sm_75")  # which nobody measured
+    # Measured schedules of one gradient, which fit sm_86 as well, lack registers for four.
+    lacks = spec.grad_outputs > 1 and target in ("sm_80", "sm_86")
+    assert how.loads_late == (columns > 16384 or target == "sm_75" or lacks)
     assert_right_in_emulation(built(wide, gpu, how)[0], wide, 2, adversarial=10)
