@@ -301,6 +301,16 @@ class OnePassNumbers:
         of_subgroup = self.padded_columns(spec, target) // self.warps
         return spec.columns - before <= (self.warps - 1) * of_subgroup
 
+    def vectors_lacking(self, spec: NormSpec, target: Target) -> int:
+        """Of a thread's vectors, those that a row's last subgroup has in part, or not at all.
+
+        That is about subgroups whose columns are neighbours, as those that copy in bulk.
+        """
+        chunks, of_subgroup = self.chunks(spec, target), self.vector * self.lanes(target)
+        of_others = (self.cluster - 1) * self.own_columns(spec)
+        left = spec.columns - of_others - (self.warps - 1) * chunks * of_subgroup
+        return chunks - min(chunks, max(0, left) // of_subgroup)
+
     def lines_behind(self, spec: NormSpec, target: Target) -> int:
         """How often a subgroup's lanes store zeros behind its columns, as far as copies may go.
 

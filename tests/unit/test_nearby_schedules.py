@@ -104,6 +104,30 @@ def test_checks_beside_a_gate_take_registers() -> None:
 
 
 @pytest.mark.parametrize(
+    ("columns", "lacking"), [(7680, 0), (7552, 1), (7440, 2), (7416, 3), (7296, 3), (7200, 4)]
+)
+def test_the_last_subgroup_lacks_what_the_row_has_not(columns: int, lacking: int) -> None:
+    """Of 7680 columns, each of 12 subgroups has five accesses of 128 columns."""
+    spec = NormSpec((columns,), "f32", op=RMS_NORM_BACKWARD.name, gate="after")
+    one = OnePass(132, 1, 12, 4, ahead=1, slots=1, rereads=True, bulk=True)
+    assert one.chunks(spec, SM_90) == 5
+    assert one.vectors_lacking(spec, SM_90) == lacking
+
+
+@pytest.mark.parametrize(("columns", "in_bulk"), [(5160, False), (5336, False), (5440, True)])
+def test_vectors_that_a_subgroup_lacks_beside_a_gate_cost(columns: int, in_bulk: bool) -> None:
+    """Of 11 subgroups of 512 columns, the last lacks four, three and two of its four vectors."""
+    spec = NormSpec((columns,), "f32", op=RMS_NORM_BACKWARD.name, gate="after")
+    kind = Key(spec.op, 4, columns, has_gate=True)
+    bulk = OnePass(132, 1, 11, 4, ahead=2, slots=2, rereads=True, bulk=True)
+    copied = dataclasses.replace(bulk, ahead=1, bulk=False)
+    known = {kind._replace(columns=5552): bulk, kind._replace(columns=5600): copied}
+    shares = dict(zip(known, (0.92, 0.88), strict=True))
+    first = next(fitted(spec, SM_90, known, shares, kind))
+    assert (first.bulk, first.warps) == (in_bulk, bulk.warps)
+
+
+@pytest.mark.parametrize(
     ("columns", "dtype"),
     [(512, "bf16"), (2048, "bf16"), (1000, "f32")],
 )
