@@ -42,9 +42,10 @@ _MORE_PHASES = 0.15
 _FEWER_PHASES = 0.15
 _CHECKED_ANEW = 0.15  # columns that threads check for, where the measured ones need not
 _ELEMENTWISE = 0.15  # accesses of one element
-# Each vector that a row's last subgroup lacks where copies are in bulk, beside a gate: ptxas has a
-# branch around each, in all subgroups. Two cost nothing. Of 7440, 7416 and 7200 columns in f32, 2,
-# 3 and 4 of 5 are lacking, and the shares of the ceiling are 92, 84 and 64 % (RMS norm, H200).
+# Each vector that a row's last subgroup lacks where copies are in bulk, beside a gate. Two cost
+# nothing. Of 7440, 7416 and 7200 columns in f32, 2, 3 and 4 of 5 are lacking, and the shares of the
+# ceiling are 92, 84 and 64 % (RMS norm, H200); 7296 lack 3, all of them whole, and have 94. ptxas
+# has a branch around each, in all subgroups. Whether that is why is not known.
 _LACKING = 0.2
 _FEW_LACKING = 2
 # Two subgroups to a workgroup, each a team: modulated layer norms of 984 to 1112 columns in bf16
