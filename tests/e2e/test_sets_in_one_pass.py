@@ -207,6 +207,7 @@ def test_each_set_has_its_share_of_the_workgroups() -> None:
     for at_once, sets, each in (
         *((132, 1, 132), (132, 2, 66), (132, 32, 4), (132, 64, 2), (132, 132, 1)),
         *((132, 48, 5), (132, 100, 5), (132, 140, 7), (132, 256, 1), (132, 9999, 1)),
+        *((132, 19, 6), (132, 35, 7), (264, 56, 4)),
         *((264, 32, 8), (5, 3, 3), (5, 6, 3), (1, 1, 1), (1, 7, 1)),
     ):
         plain, in_waves = RowCount(most=at_once), CountInWaves(most=at_once, lost=3667)
