@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from iree_lnbwd.hardware.targets import Target
+from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.elements import (
     WHOLE_LINES,
@@ -44,10 +45,12 @@ _CHECKED_ANEW = 0.15  # columns that threads check for, where the measured ones 
 _ELEMENTWISE = 0.15  # accesses of one element
 # Each vector that a row's last subgroup lacks where copies are in bulk, beside a gate. Two cost
 # nothing. Of 7440, 7416 and 7200 columns in f32, 2, 3 and 4 of 5 are lacking, and the shares of the
-# ceiling are 92, 84 and 64 % (RMS norm, H200); 7296 lack 3, all of them whole, and have 94. ptxas
-# has a branch around each, in all subgroups. Whether that is why is not known.
+# ceiling are 92, 84 and 64 % (RMS norm, H200). ptxas has a branch around each, in all subgroups, in
+# place of a predicate. 7296 columns lack 3, all of them whole, and have 94. Rows of odd widths in
+# 16 bits are left out: of 17 that it changed, all were slower.
 _LACKING = 0.2
 _FEW_LACKING = 2
+_WORD_BYTES = 4
 # Two subgroups to a workgroup, each a team: modulated layer norms of 984 to 1112 columns in bf16
 # reached 66 to 72 % of the ceiling so, and 86 to 92 with four subgroups or without teams (H200).
 _FEW_TEAMS = 0.4
@@ -246,7 +249,8 @@ def _lacking_cost(
     way: OnePass, one: OnePass, spec: NormSpec, source: NormSpec, target: Target
 ) -> float:
     """Of more vectors that a row's last subgroup lacks than where it was measured."""
-    if spec.gate is None or not one.bulk:
+    is_narrow = DTYPES[spec.dtype].numpy.itemsize < _WORD_BYTES
+    if spec.gate is None or not one.bulk or (is_narrow and way.shifted(spec)):
         return 0.0
     few = max(_FEW_LACKING, one.vectors_lacking(source, target))
     return _LACKING * max(0, way.vectors_lacking(spec, target) - few)
