@@ -154,6 +154,7 @@ MEMBERS = {
         Member("head_rms_norm_backward", RMS_NORM_BACKWARD.name, heads=HEADS),
         Member("gated_rms_norm_backward", RMS_NORM_BACKWARD.name, gate=Gate.AFTER),
         Member("gated_first_rms_norm_backward", RMS_NORM_BACKWARD.name, gate=Gate.BEFORE),
+        Member("gated_layer_norm_backward", LAYER_NORM_BACKWARD.name, gate=Gate.AFTER),
         # Of gate and up; of queries, keys and values; of these and what is added to the norm.
         Member("add_rms_norm_backward_of_2", RMS_NORM_BACKWARD.name, True, grad_outputs=2),
         Member("add_rms_norm_backward_of_3", RMS_NORM_BACKWARD.name, True, grad_outputs=3),
