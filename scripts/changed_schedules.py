@@ -130,7 +130,7 @@ def _bulk(one: OnePass, target: Target, rng: random.Random) -> OnePass:
 
 def _cluster(one: OnePass, _: Target, rng: random.Random) -> OnePass:
     more = rng.choice((-2, -1, 1, 2, 4)) if one.cluster > 1 else 0
-    return replace(one, cluster=max(2, one.cluster + more) if more else one.cluster)
+    return replace(one, cluster=max(1, one.cluster + more) if more else one.cluster)
 
 
 def _subgroup_rows(one: OnePass, _: Target, rng: random.Random) -> OnePass:
