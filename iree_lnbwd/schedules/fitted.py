@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from iree_lnbwd.hardware.targets import Target
-from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import Element
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.elements import (
     WHOLE_LINES,
@@ -17,6 +17,8 @@ from iree_lnbwd.schedules.elements import (
     vector_of,
     widest_vector,
 )
+from iree_lnbwd.schedules.forward import WORD_BYTES
+from iree_lnbwd.schedules.ir_types import itemsize
 from iree_lnbwd.schedules.measured import Key
 from iree_lnbwd.schedules.one_pass import OnePass
 from iree_lnbwd.schedules.rules import QUARTERS, alike, rows_of_a_subgroup, touched_columns
@@ -50,7 +52,6 @@ _ELEMENTWISE = 0.15  # accesses of one element
 # begin anywhere in an access are left out: at nine widths from 2123 to 6515, all were slower so.
 _LACKING = 0.2
 _FEW_LACKING = 2
-_WORD_BYTES = 4
 # Two subgroups to a workgroup, each a team: modulated layer norms of 984 to 1112 columns in bf16
 # reached 66 to 72 % of the ceiling so, and 86 to 92 with four subgroups or without teams (H200).
 _FEW_TEAMS = 0.4
@@ -249,7 +250,7 @@ def _lacking_cost(
     way: OnePass, one: OnePass, spec: NormSpec, source: NormSpec, target: Target
 ) -> float:
     """Of more vectors that a row's last subgroup lacks than where it was measured."""
-    is_narrow = DTYPES[spec.dtype].numpy.itemsize < _WORD_BYTES
+    is_narrow = itemsize(spec, Element.X) < WORD_BYTES
     if spec.gate is None or not one.bulk or (is_narrow and way.shifted(spec)):
         return 0.0
     few = max(_FEW_LACKING, one.vectors_lacking(source, target))

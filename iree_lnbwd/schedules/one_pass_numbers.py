@@ -292,24 +292,26 @@ class OnePassNumbers:
         """Elements of 128 bytes, which the L2 cache keeps together."""
         return LINE_BYTES // DTYPES[dtype].numpy.itemsize
 
+    def _last_columns(self, spec: NormSpec, target: Target) -> int:
+        """Columns of a row's last subgroup; zero or less if it has none.
+
+        That is about subgroups whose columns are neighbours, as those that copy in bulk.
+        """
+        of_others = (self.cluster - 1) * self.own_columns(spec)
+        of_subgroup = self.padded_columns(spec, target) // self.warps
+        return spec.columns - of_others - (self.warps - 1) * of_subgroup
+
     def has_idle_subgroups(self, spec: NormSpec, target: Target) -> bool:
         """Whether a subgroup of the last workgroup of a cluster, if none of all, has no columns.
 
-        That is about subgroups whose columns are neighbours, as those that copy in bulk.
+        That is about such subgroups, too.
         """
-        before = (self.cluster - 1) * self.own_columns(spec)
-        of_subgroup = self.padded_columns(spec, target) // self.warps
-        return spec.columns - before <= (self.warps - 1) * of_subgroup
+        return self._last_columns(spec, target) <= 0
 
     def vectors_lacking(self, spec: NormSpec, target: Target) -> int:
-        """Of a thread's vectors, those that a row's last subgroup has in part, or not at all.
-
-        That is about subgroups whose columns are neighbours, as those that copy in bulk.
-        """
-        chunks, of_subgroup = self.chunks(spec, target), self.vector * self.lanes(target)
-        of_others = (self.cluster - 1) * self.own_columns(spec)
-        left = spec.columns - of_others - (self.warps - 1) * chunks * of_subgroup
-        return chunks - min(chunks, max(0, left) // of_subgroup)
+        """Of a thread's vectors, those that such a last subgroup has in part, or not at all."""
+        whole = self._last_columns(spec, target) // (self.vector * self.lanes(target))
+        return self.chunks(spec, target) - max(0, whole)
 
     def lines_behind(self, spec: NormSpec, target: Target) -> int:
         """How often a subgroup's lanes store zeros behind its columns, as far as copies may go.
