@@ -12,10 +12,10 @@ from iree_lnbwd.ops.sets import LEAST_RUN, Sets
 from iree_lnbwd.ops.strides import RowStrides, Strides
 
 MOST_COUNT = 2**31 - 1  # of numbers in files
-# Waves of workgroups that sets are shared out to, the first that keeps enough of a GPU busy: four
-# of five. RMS norms' backwards of 19 to 56 heads ran at seven numbers of waves on an H200, with
-# seven widths and types. With 80 to 86 % of the places taken, one wave took 2 % more time than two,
-# to 4 % less (`head_waves.csv` in ``scripts/results/h200``).
+# Waves of workgroups that sets are shared out to: the first in which four of five workgroups have a
+# set. RMS norms' backwards of 5 to 56 heads ran at seven numbers of waves on an H200, with seven
+# widths and types. With 85 to 86 % of the places taken, one wave took up to 4 % less time than two;
+# with 80 %, 3 less to 2 more; with 73 %, 6 more (`head_waves.csv` in ``scripts/results/h200``).
 WAVES = (1, 2, 4, 8)
 _BUSY = 4, 5
 # Where a set's rows are neighbours, waves are chosen by what they cost, in 1/100000 of a call's
