@@ -189,7 +189,7 @@ hal.executable.source private @rows {
     func.func private @store_partial_row(!thread, index, !held, !held, !dy_bytes, !acc_rows, !acc_rows)  // without totals
     // with totals: func.func private @store_partial_row(!thread, index, !held, !held, !held, !dy_bytes, !acc_rows, !acc_rows, !acc_rows)
     // with sets: func.func private @team_set(index, i32, i32) -> (index, index, index, index, i32, i32)
-    // with sets: func.func private @team_walk(i32, i32, i32) -> (i32, i32)
+    // with sets: func.func private @team_walk(index, index, i32, i32, i32, i32) -> (i32, i32, i32)
     // with sets: func.func private @kth_row(!thread, i32) -> i32
     // with sets: func.func private @set_step(!thread, i32) -> !set_step
     // with sets: func.func private @begin_walk(!thread, i32, i32, !walk)
@@ -325,7 +325,7 @@ hal.executable.source private @rows {
       %workgroup_first = arith.muli %workgroup_i32, %groups_i32 : i32  // without sets
       %subgroup_first = arith.addi %workgroup_first, %group_i32 : i32  // without sets
       %stride = arith.muli %p_i32, %groups_i32 : i32  // without sets
-      // with sets: %subgroup_k, %stride = func.call @team_walk(%walker, %p_i32, %group_i32) : (i32, i32, i32) -> (i32, i32)
+      // with sets: %subgroup_k, %k_on, %stride = func.call @team_walk(%sets, %rows_per_set, %walker, %p_i32, %group_i32, %groups_before) : (index, index, i32, i32, i32, i32) -> (i32, i32, i32)
       %last = arith.subi %m_i32, %one_i32 : i32
 
       // Shared memory. Every thread reads back only the values that it has stored or copied itself, or its subgroup
@@ -363,7 +363,7 @@ hal.executable.source private @rows {
         // Of the cluster's workgroups, and the first column of this one.
         %rank, %part, %is_last_turn = func.call @turn_of(%turn, %turns, %own_rank, %own_part) : (index, index, index, index) -> (index, index, i1)
         %first = arith.addi %subgroup_first, %groups_before : i32  // without sets
-        // with sets: %first_k = arith.addi %subgroup_k, %groups_before : i32
+        // with sets: %first_k = arith.addi %subgroup_k, %k_on : i32
         %shift = func.call @row_shift(%first) : (i32) -> index  // all rows of this group begin there  // without sets
         // with sets: %shift = arith.constant 0 : index
         %thread = vector.from_elements %id, %t, %group, %lane, %warp, %copier, %rank, %part, %shift : !thread  // without sets
@@ -443,7 +443,7 @@ hal.executable.source private @rows {
           %copies_next = func.call @parity_after(%fill_next, %parity_of_copies) : (index, i32) -> i32
 
           %own_row = arith.addi %subgroup_row, %groups_before : i32  // without sets
-          // with sets: %own_k = arith.addi %subgroup_row, %groups_before : i32
+          // with sets: %own_k = arith.addi %subgroup_row, %k_on : i32
           // with sets: %own_row = memref.load %walk[%c0] : !walk
           %row, %has_row = scf.if %shares_subgroup -> (i32, i1) {
             %own_row_in = arith.minsi %own_row, %last : i32

@@ -102,21 +102,35 @@ func.func private @my_team() -> i32 {
   return %team : i32
 }
 
-// Of the rows of its team's set: the k of a subgroup's first group, and how much k grows in a step.
-func.func private @team_walk(%walker: i32, %walkers: i32, %group_first: i32) -> (i32, i32) {
+// Of the rows of its team's set: the k of a subgroup's first group; how much greater it is for a group %groups_on further;
+// and how much k grows in a step. Groups of a team take neighbouring k. But if each row is of another set than the one before,
+// and the number of sets is odd, every other k begins within a piece of memory. Then k of neighbouring groups differ by the
+// number of walkers: in a step, the first rows of all teams lie side by side, and so do the second ones.
+func.func private @team_walk(%sets: index, %rows_per_set: index, %walker: i32, %walkers: i32, %group_first: i32, %groups_on: i32) -> (i32, i32, i32) {
+  %one_i32 = arith.constant 1 : i32
   %groups = func.call @team_groups_i32() : () -> i32
   %teams_i32 = func.call @teams_i32() : () -> i32
   %neighbours = func.call @subgroup_groups() : () -> index
   %neighbours_i32 = arith.index_castui %neighbours : index to i32
-  %walker_first = arith.muli %walker, %groups : i32
   %round = arith.muli %teams_i32, %neighbours_i32 : i32
   %rounds = arith.divui %group_first, %round : i32
   %in_rounds = arith.muli %rounds, %neighbours_i32 : i32
   %has_teams = func.call @has_teams() : () -> i1
   %in_team = arith.select %has_teams, %in_rounds, %group_first : i32
-  %k = arith.addi %walker_first, %in_team : i32
+  %sets_i32 = arith.index_castui %sets : index to i32
+  %run = arith.index_castui %rows_per_set : index to i32
+  %runs_are_rows = arith.cmpi eq, %run, %one_i32 : i32
+  %sets_are_odd = arith.trunci %sets_i32 : i32 to i1
+  %odd_rows = arith.andi %runs_are_rows, %sets_are_odd : i1
+  %lies_apart = arith.andi %has_teams, %odd_rows : i1
+  %first_of_walker = arith.select %lies_apart, %one_i32, %groups : i32
+  %apart = arith.select %lies_apart, %walkers, %one_i32 : i32
+  %walker_first = arith.muli %walker, %first_of_walker : i32
+  %groups_apart = arith.muli %in_team, %apart : i32
+  %k = arith.addi %walker_first, %groups_apart : i32
+  %k_on = arith.muli %groups_on, %apart : i32
   %stride = arith.muli %walkers, %groups : i32
-  return %k, %stride : i32, i32
+  return %k, %k_on, %stride : i32, i32, i32
 }
 
 // Which partial row has the sums of a workgroup's team, or of all its teams if they have one set. Those of a set are
