@@ -104,8 +104,8 @@ func.func private @my_team() -> i32 {
 
 // Of the rows of its team's set: the k of a subgroup's first group; how much greater it is for a group %groups_on further;
 // and how much k grows in a step. Groups of a team take neighbouring k. But if each row is of another set than the one before,
-// and the number of sets is odd, every other k begins within a piece of memory. Then k of neighbouring groups differ by the
-// number of walkers: in a step, the first rows of all teams lie side by side, and so do the second ones.
+// and the number of sets is odd, rows after a team's first one would begin within a piece of memory. Then k of neighbouring
+// groups differ by the number of walkers: in a step, the first rows of all teams lie side by side, and so do the second ones.
 func.func private @team_walk(%sets: index, %rows_per_set: index, %walker: i32, %walkers: i32, %group_first: i32, %groups_on: i32) -> (i32, i32, i32) {
   %one_i32 = arith.constant 1 : i32
   %groups = func.call @team_groups_i32() : () -> i32
