@@ -15,6 +15,7 @@
 #teams = 1 : index
 #groups = 1 : index
 #threads = 512 : index
+#few_sets = 24 : i32  // there are fewer than these
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
 !thread = vector<14xindex>
 !walk = memref<5xi32, #gpu.address_space<private>>  // the rows of some steps, and where the last of them is (@place_last)
@@ -103,11 +104,9 @@ func.func private @my_team() -> i32 {
 }
 
 // Of the rows of its team's set: the k of a subgroup's first group; how much greater it is for a group %groups_on further;
-// and how much k grows in a step. Groups of a team take neighbouring k. But if each row is of another set than the one before,
-// and the number of sets is odd, rows after a team's first one would begin within a piece of memory. Then k of neighbouring
-// groups differ by the number of walkers: in a step, the first rows of all teams lie side by side, and so do the second ones.
+// and how much k grows in a step. So many walkers of a set take neighbouring k, each for its first group, then for its second
+// one, and so on (@walkers_abreast). The next ones take those behind these.
 func.func private @team_walk(%sets: index, %rows_per_set: index, %walker: i32, %walkers: i32, %group_first: i32, %groups_on: i32) -> (i32, i32, i32) {
-  %one_i32 = arith.constant 1 : i32
   %groups = func.call @team_groups_i32() : () -> i32
   %teams_i32 = func.call @teams_i32() : () -> i32
   %neighbours = func.call @subgroup_groups() : () -> index
@@ -117,20 +116,44 @@ func.func private @team_walk(%sets: index, %rows_per_set: index, %walker: i32, %
   %in_rounds = arith.muli %rounds, %neighbours_i32 : i32
   %has_teams = func.call @has_teams() : () -> i1
   %in_team = arith.select %has_teams, %in_rounds, %group_first : i32
-  %sets_i32 = arith.index_castui %sets : index to i32
-  %run = arith.index_castui %rows_per_set : index to i32
-  %runs_are_rows = arith.cmpi eq, %run, %one_i32 : i32
-  %sets_are_odd = arith.trunci %sets_i32 : i32 to i1
-  %odd_rows = arith.andi %runs_are_rows, %sets_are_odd : i1
-  %lies_apart = arith.andi %has_teams, %odd_rows : i1
-  %first_of_walker = arith.select %lies_apart, %one_i32, %groups : i32
-  %apart = arith.select %lies_apart, %walkers, %one_i32 : i32
-  %walker_first = arith.muli %walker, %first_of_walker : i32
-  %groups_apart = arith.muli %in_team, %apart : i32
-  %k = arith.addi %walker_first, %groups_apart : i32
-  %k_on = arith.muli %groups_on, %apart : i32
+  %abreast = func.call @walkers_abreast(%sets, %rows_per_set, %walkers) : (index, index, i32) -> i32
+  %block = arith.divui %walker, %abreast : i32
+  %place = arith.remui %walker, %abreast : i32
+  %groups_of_blocks = arith.muli %block, %groups : i32
+  %groups_before = arith.addi %groups_of_blocks, %in_team : i32
+  %before = arith.muli %groups_before, %abreast : i32
+  %k = arith.addi %before, %place : i32
+  %k_on = arith.muli %groups_on, %abreast : i32
   %stride = arith.muli %walkers, %groups : i32
   return %k, %k_on, %stride : i32, i32, i32
+}
+
+// How many walkers of a set take neighbouring k. If each row is of another set than the one before, and there are few sets,
+// all do: in a step, the first rows of all workgroups lie side by side, and so do their second ones. If there are many sets,
+// rows of a workgroup lie far from each other anyway. As many do then as it takes for all rows of its teams to fill whole
+// pieces of memory: one, or more if the number of sets is no multiple of the teams'. A set's walkers are a multiple of these.
+func.func private @walkers_abreast(%sets: index, %rows_per_set: index, %walkers: i32) -> i32 {
+  %one_i32 = arith.constant 1 : i32
+  %few_sets = arith.constant #few_sets
+  %sets_i32 = arith.index_castui %sets : index to i32
+  %run = arith.index_castui %rows_per_set : index to i32
+  %has_teams = func.call @has_teams() : () -> i1
+  %for_teams = scf.if %has_teams -> i32 {
+    %zero_i32 = arith.constant 0 : i32
+    %teams = func.call @teams_i32() : () -> i32
+    %negative = arith.subi %zero_i32, %sets_i32 : i32
+    %power_of_two = arith.andi %sets_i32, %negative : i32  // the greatest that divides the number of sets
+    %in_common = arith.minui %teams, %power_of_two : i32   // teams are a power of two, too
+    %least = arith.divui %teams, %in_common : i32
+    scf.yield %least : i32
+  } else {
+    scf.yield %one_i32 : i32
+  }
+  %are_few = arith.cmpi ult, %sets_i32, %few_sets : i32
+  %of_rows = arith.select %are_few, %walkers, %for_teams : i32
+  %runs_are_rows = arith.cmpi eq, %run, %one_i32 : i32
+  %abreast = arith.select %runs_are_rows, %of_rows, %one_i32 : i32
+  return %abreast : i32
 }
 
 // Which partial row has the sums of a workgroup's team, or of all its teams if they have one set. Those of a set are

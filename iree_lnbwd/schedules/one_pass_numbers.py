@@ -40,6 +40,8 @@ _OF_THREAD, _OF_SETS = 9, 14
 # 128 had 93 (H100).
 _MEMORY_BYTES = 64
 _MOST_TEAMS = 4  # what rows of any whole number of 16 bytes need
+# Of sets whose rows alternate, fewer than these are few (``ir/parts/set_rows.mlir``).
+_FEW_SETS = 24
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ class OnePassNumbers:
             "!are_live": "vector<2xi1>",
             "!pair": "vector<2x!acc>",
             "!statistics": "vector<3x!acc>",
-            **(self._walk() if spec.weight_sets else {}),
+            **(self._walk(target) if spec.weight_sets else {}),
         }
 
     def _posts(self, target: Target) -> dict[str, str]:
@@ -174,10 +176,11 @@ class OnePassNumbers:
             "#unsent_kernel": kernel(_UNSENT_THREADS, target),
         }
 
-    def _walk(self) -> dict[str, str]:
+    def _walk(self, target: Target) -> dict[str, str]:
         """The rows that a walk over a set of them knows (``ir/parts/set_rows.mlir``)."""
         return {
             "#known_rows": f"{self.known_rows} : index",
+            "#few_sets": f"{_FEW_SETS if target.backend == 'cuda' else 0} : i32",
             "!walk": private(f"{self.known_rows + 2}xi32"),
             "!set_step": "vector<3xi32>",
         }
