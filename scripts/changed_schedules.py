@@ -13,6 +13,7 @@ from iree_lnbwd.schedules import OnePass, TwoPass
 from iree_lnbwd.schedules.choosing import alternatives
 from iree_lnbwd.schedules.finalize import with_finalize
 from iree_lnbwd.schedules.rules import alike
+from iree_lnbwd.schedules.set_waves import with_all_at_once
 
 Change = Callable[[OnePass, Target, random.Random], OnePass]
 
@@ -50,7 +51,7 @@ def near(
     for other in alternatives(spec, target, product):
         if len(found) == len(known) + fitted:
             break
-        one = with_finalize(replace(other, few_rows=None), spec, target, product)
+        one = _with_the_rest(replace(other, few_rows=None), spec, target, product)
         if one not in found and one.illegal(spec, target) is None and one.has_room(spec, target):
             found.append(one)
     rng, best, wanted = random.Random(seed), found[:_CHANGED_OF], len(found) + changed
@@ -84,7 +85,12 @@ def _changed(
     elif one.cluster == 1 and rng.random() < 1 / len(_CHANGES):
         most = min(most, one.resident * _EVEN_PROCESSORS)
     one = replace(one, workgroups=alike(most, one.groups * spec.columns, one.vector))
-    return with_finalize(one, spec, target, product)
+    return _with_the_rest(one, spec, target, product)
+
+
+def _with_the_rest(one: OnePass, spec: NormSpec, target: Target, product: Product) -> OnePass:
+    """With the numbers that follow from the others."""
+    return with_finalize(with_all_at_once(one, spec, target, product), spec, target, product)
 
 
 def _warps(one: OnePass, _: Target, rng: random.Random) -> OnePass:

@@ -40,6 +40,7 @@ from iree_lnbwd.schedules.rules import (
     wait_by_themselves,
 )
 from iree_lnbwd.schedules.schedule import Schedule
+from iree_lnbwd.schedules.set_waves import with_all_at_once
 from iree_lnbwd.schedules.two_pass import TwoPass
 
 # One pass, staged by cp.async: rules of thumb, from an H200, for widths near no measured one.
@@ -204,8 +205,11 @@ def _with_posted(
 
 
 def completed(one: OnePass, spec: NormSpec, target: Target, product: Product) -> OnePass:
-    """A schedule with the numbers that follow from the others: its last kernel, and few rows."""
-    one = with_finalize(one, spec, target, product)
+    """A schedule with the numbers that follow from the others.
+
+    These are its last kernel's, those of few rows, and how many workgroups run at once.
+    """
+    one = with_finalize(with_all_at_once(one, spec, target, product), spec, target, product)
     with_few = replace(one, few_rows=_few_rows(spec, target, product, one.few_vector(spec)))
     return with_few if with_few.illegal(spec, target) is None else one
 
