@@ -14,7 +14,7 @@ from iree_lnbwd.schedules import OnePass
 from iree_lnbwd.schedules.set_waves import with_all_at_once
 
 SETS = NormSpec((1400,), "bf16", weight_sets=True)
-# A row's subgroup has 64 threads beside it: four such workgroups have room in registers and memory.
+# Of 64 threads: a multiprocessor's registers and shared memory have room for four.
 FEW = OnePass(264, groups=2, warps=1, vector=4, ahead=1, slots=2, stages_weight=True, resident=2)
 
 
