@@ -39,6 +39,8 @@ from iree_lnbwd.ops.operands import (
     MORE_GRAD_OUTPUTS,
     MOST_GRAD_OUTPUTS,
     OPS,
+    WITH_COPY,
+    WITH_SUM,
     Gate,
     Op,
     names,
@@ -817,3 +819,15 @@ def test_the_type_of_an_output() -> None:
         check_options(OPS["rms_norm"], 4, eps=1e-5, output_dtype="i8")
     with pytest.raises(ValueError, match=r"^output_dtype: "):
         bind("rms_norm", x, 4, output_dtype="f64")
+
+
+@pytest.mark.parametrize("op", WITH_COPY, ids=lambda op: op.name)
+def test_a_second_result_is_the_ops(op: Op) -> None:
+    """A copy of the gradient of the input, or its sum over rows, and not both."""
+    copied = check_options(op, 4, None, 1e-5, grad_input_copy_dtype="bf16")
+    assert (copied.op, copied.result_dtype) == (WITH_COPY[op], "bf16")
+    summed = check_options(op, 4, None, 1e-5, grad_input_sum_dtype="f32")
+    assert (summed.op, summed.result_dtype) == (WITH_SUM[op], "f32")
+    assert check_options(op, 4, None, 1e-5).op == op
+    with pytest.raises(ValueError, match=r"^grad_input_sum_dtype: expected None beside"):
+        check_options(op, 4, None, 1e-5, grad_input_copy_dtype="bf16", grad_input_sum_dtype="f32")
