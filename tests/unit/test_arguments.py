@@ -204,7 +204,16 @@ def test_a_mask_that_leaves_nothing(weight: str) -> None:
     if weight == "no weight":
         del arrays["weight"]
         mask = (False, True, False)
-    assert bound(arrays, (4,), output_mask=mask).spec is None
+    call = bound(arrays, (4,), output_mask=mask)
+    assert call.spec is None
+    assert call.rows == 3
+
+
+def test_rows_follow_each_other_unless_a_call_says_where_they_are() -> None:
+    call = bound(arrays_of((3,), (4,)), (4,))
+    assert call.strides is None
+    assert BoundCall(call.spec, call.shape, call.arrays, has_bias=True).strides is None
+    assert GpuArray((3, 4), np.dtype("f4"), "gpu", contiguous=True).strides is None
 
 
 def test_rows_are_dynamic() -> None:
@@ -829,5 +838,35 @@ def test_a_second_result_is_the_ops(op: Op) -> None:
     summed = check_options(op, 4, None, 1e-5, grad_input_sum_dtype="f32")
     assert (summed.op, summed.result_dtype) == (WITH_SUM[op], "f32")
     assert check_options(op, 4, None, 1e-5).op == op
+
+
+SECONDS = ("grad_input_copy_dtype", "grad_input_sum_dtype")
+
+
+def test_one_second_result_at_most() -> None:
+    both: dict[str, Any] = dict.fromkeys(SECONDS, "f32")
     with pytest.raises(ValueError, match=r"^grad_input_sum_dtype: expected None beside"):
-        check_options(op, 4, None, 1e-5, grad_input_copy_dtype="bf16", grad_input_sum_dtype="f32")
+        check_options(LAYER_NORM_BACKWARD, 4, None, 1e-5, **both)
+
+
+@pytest.mark.parametrize("name", SECONDS)
+def test_a_second_result_of_an_op_that_has_none(name: str) -> None:
+    of_two_bytes: dict[str, Any] = {name: "bf16"}
+    of_nothing: dict[str, Any] = {name: "i8"}
+    for op, said in (
+        (OPS["layer_norm"], "expected None for layer_norm, got bf16"),
+        (GATED[Gate.AFTER]["rms_norm_backward"], "expected None with a gate, got bf16"),
+    ):
+        with pytest.raises(ValueError, match=f"^{name}: {said}$"):
+            check_options(op, 4, None, 1e-5, **of_two_bytes)
+    with pytest.raises(ValueError, match=f"^{name}: expected one of .*, got 'i8'$"):
+        check_options(LAYER_NORM_BACKWARD, 4, None, 1e-5, **of_nothing)
+
+
+@pytest.mark.parametrize("name", SECONDS)
+def test_a_second_result_is_in_the_spec(name: str) -> None:
+    arrays = arrays_of((3,), (4,))
+    call = bound(arrays, (4,), **{name: "bf16"})
+    assert getattr(spec_of(call), name) == "bf16"
+    with pytest.raises(ValueError, match=r"^output_mask: expected at least one gradient"):
+        bound(arrays, (4,), output_mask=(False, False, False), **{name: "bf16"})
