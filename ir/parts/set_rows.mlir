@@ -104,8 +104,8 @@ func.func private @my_team() -> i32 {
 }
 
 // Of the rows of its team's set: the k of a subgroup's first group; how much greater it is for a group %groups_on further;
-// and how much k grows in a step. So many walkers of a set take neighbouring k, each for its first group, then for its second
-// one, and so on (@walkers_abreast). The next ones take those behind these.
+// and how much k grows in a step. Some walkers of a set go abreast (@walkers_abreast): they take neighbouring k for their first
+// groups, then for their second ones, and so on. The next walkers take the k behind these.
 func.func private @team_walk(%sets: index, %rows_per_set: index, %walker: i32, %walkers: i32, %group_first: i32, %groups_on: i32) -> (i32, i32, i32) {
   %groups = func.call @team_groups_i32() : () -> i32
   %teams_i32 = func.call @teams_i32() : () -> i32
@@ -128,10 +128,10 @@ func.func private @team_walk(%sets: index, %rows_per_set: index, %walker: i32, %
   return %k, %k_on, %stride : i32, i32, i32
 }
 
-// How many walkers of a set take neighbouring k. If each row is of another set than the one before, and there are few sets,
-// all do: in a step, the first rows of all workgroups lie side by side, and so do their second ones. If there are many sets,
-// rows of a workgroup lie far from each other anyway. As many do then as it takes for all rows of its teams to fill whole
-// pieces of memory: one, or more if the number of sets is no multiple of the teams'. A set's walkers are a multiple of these.
+// How many walkers of a set go abreast. If each row is of another set than the one before, and there are few sets, all do: in
+// a step, the first rows of all workgroups lie side by side, and so do their second ones. With many sets that took longer
+// (README.md). Then only so many do that all rows of the teams fill whole pieces of memory: one, or more if the number of sets
+// is no multiple of the teams'. A set's walkers are a multiple of these.
 func.func private @walkers_abreast(%sets: index, %rows_per_set: index, %walkers: i32) -> i32 {
   %one_i32 = arith.constant 1 : i32
   %few_sets = arith.constant #few_sets

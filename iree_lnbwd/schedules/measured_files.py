@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -13,7 +12,6 @@ from iree_lnbwd.hardware.products import Product, lenders
 from iree_lnbwd.schedules.measured import Key, Measurement, Run, merged
 from iree_lnbwd.schedules.measured_csv import from_text, to_text
 from iree_lnbwd.schedules.one_pass import OnePass
-from iree_lnbwd.schedules.rules import alike
 
 DATA = Path(__file__).parent / "data"  # the package's own files
 
@@ -108,8 +106,7 @@ def merge(folder: Path, product: str, run: Run) -> Path:
 def _spread(one: OnePass, key: Key, measured: Product, product: Product) -> OnePass:
     if measured.processors == product.processors:
         return one
-    walkers = product.walkers(one.resident, one.cluster)
-    return replace(one, workgroups=alike(walkers, one.groups * key.columns, one.vector))
+    return one.all_at_once(key.columns, product)
 
 
 def _path(folder: Path, product: str) -> Path:

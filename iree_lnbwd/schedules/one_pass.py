@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from iree_lnbwd.errors import counted
+from iree_lnbwd.hardware.products import Product
 from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import ADDED_BIAS
@@ -16,6 +17,7 @@ from iree_lnbwd.schedules.partial_rows import partial_rows
 from iree_lnbwd.schedules.rules import (
     FEWEST_THREADS,
     Rule,
+    alike,
     cluster_rules,
     elements_rule,
     first_broken,
@@ -228,6 +230,11 @@ class OnePass(OnePassMemory):
             why = self.few_rows.illegal(spec, target, self.few_vector(spec))
             return why and f"few rows: {why}"
         return why
+
+    def all_at_once(self, columns: int, product: Product) -> OnePass:
+        """The same, with as many workgroups as a product runs at once."""
+        walkers = product.walkers(self.resident, self.cluster)
+        return replace(self, workgroups=alike(walkers, self.groups * columns, self.vector))
 
     def _rules_of_threads(self, spec: NormSpec, target: Target) -> tuple[Rule, ...]:
         lanes = target.subgroup_size

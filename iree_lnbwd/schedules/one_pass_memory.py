@@ -296,7 +296,7 @@ class OnePassMemory(OnePassNumbers):
 
         Sets are shared out to as many as are said to run at once (``vmfb/counts.py``). If a
         schedule says fewer, the first wave leaves places empty: modulated layer norms of 1344 to
-        1456 columns in bf16 took 1.2 times as long so, with 31 to 34 samples (H200).
+        1456 columns in bf16 took 1.2 to 1.3 times as long, with 31 to 34 samples (H200).
         """
         resident = self.resident
         while (

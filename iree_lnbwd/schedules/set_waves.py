@@ -9,7 +9,6 @@ from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.ir_types import row_bytes
 from iree_lnbwd.schedules.one_pass import OnePass
-from iree_lnbwd.schedules.rules import alike
 
 # Of a column of a partial row: two sums in f32, which take the time of 2.75 times their bytes. By
 # 44 cells of modulated layer norms on an H200 (`waves.csv` in ``scripts/results/h200``).
@@ -27,8 +26,7 @@ def with_all_at_once(one: OnePass, spec: NormSpec, target: Target, product: Prod
     resident = one.surely_resident(spec, target)
     if resident == one.resident:
         return one
-    workgroups = alike(product.walkers(resident, 1), one.groups * spec.columns, one.vector)
-    return replace(one, resident=resident, workgroups=workgroups)
+    return replace(one, resident=resident).all_at_once(spec.columns, product)
 
 
 def cost_of_partial_row(one: OnePass, spec: NormSpec, target: Target) -> int | None:
